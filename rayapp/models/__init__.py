@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Causal language models: their configuration, their size, their weights and their loss."""

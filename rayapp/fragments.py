@@ -1,0 +1,215 @@
+"""The logical state on disk: every rank writes the fragments that it owns, any reader puts them together.
+
+A folder holds one `rank-R-of-W.safetensors` for each rank and one `state.json`. A fragment is a run of a parameter's
+elements in row-major order: its values lie in the rank's file under `weight/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`
+(1-D, fp32), and the file's metadata says where in the parameter it starts. No pickle is involved, and a reader maps the
+files into memory, so that any strategy and world size can read what it needs and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rayapp.engine import ParameterState
+from rayapp.errors import CheckpointError, Problem
+
+Part = Literal["weight", "exp_avg", "exp_avg_sq"]
+PARTS: tuple[Part, ...] = ("weight", "exp_avg", "exp_avg_sq")
+STATE_FILE = "state.json"
+BUFFER = "buffer"
+
+
+class StateIndex(BaseModel):
+    """`state.json`: what the fragments make up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    format: Literal[1] = 1
+    """Of this file and of the fragments."""
+    world_size: int
+    """Ranks that wrote."""
+    step: int
+    """Optimizer steps that were applied: Adam's own count."""
+    loss_scale: float | None = None
+    """fp16's dynamic loss scale."""
+    loss_scale_good_steps: int = 0
+    """Steps since the loss scale last changed."""
+    shapes: dict[str, list[int]]
+    """Every parameter once, by its Hugging Face name."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A run of one parameter's elements that a rank owns.
+
+    Attributes:
+        name: the parameter's Hugging Face name.
+        start: index of the first element in row-major order.
+        parts: weight, exp_avg and exp_avg_sq: 1-D fp32 tensors of equal length on any device.
+    """
+
+    name: str
+    start: int
+    parts: dict[Part, Tensor]
+
+
+def rank_file(rank: int, world_size: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def write_fragments(
+    folder: Path, rank: int, world_size: int, fragments: Iterable[Fragment], buffers: dict[str, Tensor] | None = None
+) -> None:
+    """Write one rank's fragments (and, by one rank, the model's buffers)."""
+    tensors: dict[str, Tensor] = {}
+    starts: dict[str, int] = {}
+    for fragment in fragments:
+        starts[fragment.name] = fragment.start
+        for part, values in fragment.parts.items():
+            tensors[f"{part}/{fragment.name}"] = values.detach().to("cpu", torch.float32).contiguous()
+    for name, buffer in (buffers or {}).items():
+        tensors[f"{BUFFER}/{name}"] = buffer.detach().to("cpu").contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / rank_file(rank, world_size), metadata={"starts": json.dumps(starts)})
+
+
+def write_index(folder: Path, index: StateIndex) -> None:
+    """Write `state.json`; one rank does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE_FILE).write_text(index.model_dump_json(indent=1))
+
+
+class FragmentedState:
+    """A logical state (:class:`rayapp.engine.TrainingState`) that is read from a folder of fragments as it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.index = self._read_index()
+        self._files = [self._open(rank) for rank in range(self.index.world_size)]
+        self._starts: list[dict[str, int]] = [json.loads(file.metadata()["starts"]) for file in self._files]
+
+    def _read_index(self) -> StateIndex:
+        try:
+            return StateIndex.model_validate_json((self.folder / STATE_FILE).read_text())
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(
+                Problem(f"checkpoint {self.folder}", f"has no usable {STATE_FILE}: {error}", "use another checkpoint")
+            ) from error
+
+    def _open(self, rank: int) -> safe_open:
+        path = self.folder / rank_file(rank, self.index.world_size)
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(Problem(f"checkpoint file {path}", f"cannot be read: {error}", "use another checkpoint")) from error
+
+    @property
+    def step(self) -> int:
+        return self.index.step
+
+    @property
+    def loss_scale(self) -> float | None:
+        return self.index.loss_scale
+
+    def names(self) -> list[str]:
+        return list(self.index.shapes)
+
+    def whole(self, name: str, part: Part) -> Tensor:
+        """One part of one parameter, in its shape, fp32, on the CPU."""
+        shape = self.index.shapes[name]
+        return self.run(name, part, 0, _numel(shape)).view(shape)
+
+    def run(self, name: str, part: Part, start: int, numel: int) -> Tensor:
+        """Elements ``start`` to ``start + numel`` of one part of one parameter; 1-D, fp32, on the CPU.
+
+        Raises:
+            CheckpointError: the fragments do not cover them.
+        """
+        out = torch.empty(numel, dtype=torch.float32)
+        covered = 0
+        for file, starts in zip(self._files, self._starts, strict=True):
+            if name not in starts:
+                continue
+            source = file.get_slice(f"{part}/{name}")
+            own_start, own_numel = starts[name], source.get_shape()[0]
+            low, high = max(start, own_start), min(start + numel, own_start + own_numel)
+            if low < high:
+                out[low - start : high - start] = source[low - own_start : high - own_start]
+                covered += high - low
+        if covered != numel:
+            raise CheckpointError(
+                Problem(
+                    f"parameter {name} of checkpoint {self.folder}",
+                    f"has {covered} of the {numel} elements asked for",
+                    "use another checkpoint, or the model that this one was trained with",
+                )
+            )
+        return out
+
+    def parameter(self, name: str) -> ParameterState:
+        return ParameterState(name, *(self.whole(name, part) for part in PARTS))
+
+    def __iter__(self) -> Iterator[ParameterState]:
+        return map(self.parameter, self.names())
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's own buffers that belong to its weights on disk."""
+        keys = [(file, key) for file in self._files for key in file.keys() if key.startswith(f"{BUFFER}/")]
+        return {key.removeprefix(f"{BUFFER}/"): file.get_tensor(key) for file, key in keys}
+
+    def check_shapes(self, shapes: dict[str, list[int]]) -> None:
+        """Refuse a state of another model.
+
+        Args:
+            shapes: of the model that is to take it.
+
+        Raises:
+            CheckpointError: with the first difference.
+        """
+        for name in [*shapes, *self.index.shapes]:
+            ours, theirs = shapes.get(name), self.index.shapes.get(name)
+            if ours != theirs:
+                raise CheckpointError(
+                    Problem(
+                        f"parameter {name}",
+                        f"has shape {theirs} in checkpoint {self.folder} and {ours} in the model",
+                        "resume with the model that the run was started with",
+                    )
+                )
+
+
+def _numel(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+ReadRun = Callable[[str, Part, int, int], Tensor]
+
+
+def reader_of(state: object) -> ReadRun:
+    """How an engine reads runs of elements from any logical state, without assembling what it does not need."""
+    if isinstance(state, FragmentedState):
+        return state.run
+    cache: dict[str, ParameterState] = {}
+
+    def read(name: str, part: Part, start: int, numel: int) -> Tensor:
+        if name not in cache:
+            cache.clear()
+            cache[name] = cast("FragmentedState", state).parameter(name)
+        whole: Tensor = getattr(cache[name], part)
+        return whole.flatten()[start : start + numel]
+
+    return read
