@@ -165,7 +165,7 @@ class FragmentedState:
 
     def buffers(self) -> dict[str, Tensor]:
         """The model's own buffers that belong to its weights on disk."""
-        keys = [(file, key) for file in self._files for key in file.keys() if key.startswith(f"{BUFFER}/")]
+        keys = [(file, key) for file in self._files for key in file.keys() if key.startswith(f"{BUFFER}/")]  # noqa: SIM118 (it does not iterate)
         return {key.removeprefix(f"{BUFFER}/"): file.get_tensor(key) for file, key in keys}
 
     def check_shapes(self, shapes: dict[str, list[int]]) -> None:

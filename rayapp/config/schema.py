@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+
+def _only_int(value: object) -> object:
+    """A literal takes whatever equals it; ``true`` and ``2.0`` are no stages."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Flag = Annotated[bool, Field(strict=True)]
+ZeroStage = Annotated[Literal[1, 2, 3], BeforeValidator(_only_int)]
 
 StrategyKind = Literal["auto", "ddp", "zero", "fsdp", "tensor", "pipeline", "hybrid"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -169,7 +179,7 @@ class ParallelSection(Section):
     kind: StrategyKind = "auto"
     """`auto` takes the least sharded strategy that fits and says why."""
 
-    zero_stage: Literal[1, 2, 3] | None = None
+    zero_stage: ZeroStage | None = None
     """With `kind: zero`: 1 shards the optimizer's states, 2 the gradients too, 3 the weights too. None: 2."""
 
     tensor_parallel_size: PositiveInt | None = None
@@ -215,7 +225,7 @@ class OptimSection(Section):
     warmup_steps: NonNegativeInt = 0
     """Steps in which the rate rises linearly from zero."""
 
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.1
     """The rate at the last step, as a share of the highest. Unused by `constant`."""
 
 
@@ -326,7 +336,7 @@ class TuneSpace(Section):
     micro_batch_size: list[PositiveInt] | None = None
     """Micro-batches to try; the accumulation follows, so that the global batch stays."""
 
-    zero_stage: list[Literal[1, 2, 3]] | None = None
+    zero_stage: list[ZeroStage] | None = None
     """ZeRO stages to try."""
 
     activation_checkpointing: list[Flag] | None = None
@@ -391,7 +401,7 @@ class GenerateSection(Section):
     temperature: NonNegativeFloat = 0.0
     """0: always the likeliest token."""
 
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""
 
 

@@ -78,7 +78,8 @@ def _simple_config(tokens: dict[str, Any], overrides: dict[str, Any]) -> dict[st
 
 
 def _fresh_config(kind: str, tokens: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
         names = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_TYPE, PRETRAINED]
@@ -210,16 +211,23 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     spec = spec_from_config(config)
     if spec is not None:
         return spec
-    network = meta_network(config, attention="sdpa", trust_remote_code=False)
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    embedding = cast("Any", network).get_input_embeddings().weight
-    tied = embedding is cast("Any", network).get_output_embeddings().weight
+    network: Any = meta_network(config, attention="sdpa", trust_remote_code=False)
+    head = network.get_output_embeddings().weight
+    tables = [m.weight for m in network.modules() if isinstance(m, nn.Embedding) and m.weight is not head]
+    inactive = sum(_inactive_parameters(name, parameter, config) for name, parameter in network.named_parameters())
+    total = sum(parameter.numel() for parameter in network.parameters())
+    active = total - inactive
     return spec_from_counts(
-        config,
-        num_parameters=sum(sizes.values()),
-        num_input_embedding_parameters=embedding.numel(),
-        tied=tied,
+        config, num_parameters=total, num_active_parameters=active, num_flop_parameters=active - sum(table.numel() for table in tables)
     )
+
+
+def _inactive_parameters(name: str, parameter: nn.Parameter, config: dict[str, Any]) -> int:
+    """Weights of routed experts that one token does not pass through."""
+    num_experts = next((config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None)
+    if num_experts is None or ".experts." not in name:
+        return 0
+    return parameter.numel() * (num_experts - config["num_experts_per_tok"]) // num_experts
 
 
 def meta_network(config: dict[str, Any], *, attention: str, trust_remote_code: bool) -> nn.Module:

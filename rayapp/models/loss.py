@@ -22,12 +22,9 @@ class LossHead(nn.Module):
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
+        self.out_features = int(weight.shape[0])  # kept, because a sharded weight has no rows
         self.weight = weight
         self.register_parameter("bias", bias)
-
-    @property
-    def out_features(self) -> int:
-        return int(self.weight.shape[0])
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, chunk_tokens: int = 1024) -> Tensor:
         """Logits [..., V] of ``hidden`` [..., D]; with ``labels`` [...] the sum of the cross-entropy in nats, an fp32 scalar."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Training: the loop, what a worker does, and how Ray starts workers."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Strategies through DeepSpeed. Its spellings and its traps stay in this folder."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Strategies in plain torch."""

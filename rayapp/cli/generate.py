@@ -1,0 +1,45 @@
+"""`rayapp generate`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from rayapp.cli.arguments import JsonOption, OverridesArgument, RunFileArgument
+from rayapp.cli.console import Progress, run_verb
+from rayapp.config.load import load_run_file
+from rayapp.documents import GenerateDocument
+
+
+def generate(
+    file: RunFileArgument,
+    prompt: Annotated[list[str], typer.Option(metavar="TEXT", help="A text to complete. May be repeated.", show_default=False)],
+    overrides: OverridesArgument = None,
+    *,
+    run: Annotated[
+        str | None, typer.Option(metavar="ID", help="The run. Without it: the newest complete one of the family.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Complete prompts with the exported model of a run."""
+
+    def work(progress: Progress) -> GenerateDocument:
+        loaded = load_run_file(file, overrides or ())
+        from rayapp.checkpoint.runs import RunFolder, newest_complete_run
+        from rayapp.models.completion import complete
+        from rayapp.storage import open_location
+
+        run_dir = newest_complete_run(open_location(loaded.file.storage.path), loaded.file.name, run)
+        return complete(RunFolder(run_dir).model, prompt, loaded.file.generate)
+
+    run_verb(work, _show, as_json=as_json)
+
+
+def _show(document: GenerateDocument) -> Group:
+    lines: list[Text] = []
+    for completion in document.completions:
+        lines += [Text.assemble((completion.prompt, "bold"), completion.completion), Text()]
+    return Group(*lines, Text(f"from {document.model_dir}", style="dim"))

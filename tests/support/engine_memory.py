@@ -1,0 +1,50 @@
+"""What the engines hold in memory between two steps."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from support.runs import rank_batches, resolved
+
+MODEL = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
+"""Its matrices are too large for ZeRO-3 to keep them whole, as it does below 100,000 entries."""
+
+
+def held_by_engines(precision: str, strategies: list[str]) -> dict[str, int]:
+    """Bytes of all tensors that an engine adds to the process, after two steps, for each strategy. On every rank."""
+    from rayapp.parallel.select import build_engine
+
+    held = {}
+    for strategy in strategies:
+        before = _tensor_storages()
+        run = resolved(
+            "llama",
+            strategy=strategy,
+            accumulation=1,
+            train={"precision": precision},
+            model={"config": MODEL},
+            parallel={"bucket_bytes": 1000},
+        )
+        engine = build_engine(run, torch.device("cpu"))
+        for step in range(2):
+            engine.train_step(rank_batches(step, dist.get_rank(), dist.get_world_size(), 2, 1), 1e-3)
+        after = _tensor_storages()
+        held[strategy] = sum(size for address, size in after.items() if address not in before)
+        engine.close()
+        del engine
+    return held
+
+
+def num_parameters() -> int:
+    return resolved("llama", model={"config": MODEL}).num_parameters
+
+
+def _tensor_storages() -> dict[int, int]:
+    """Address and bytes of every storage that a tensor of this process refers to."""
+    gc.collect()
+    tensors: list[Any] = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor) and thing.layout == torch.strided]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from rayapp.metrics.record import StepRecord
+
+
+@pytest.fixture
+def step_record() -> Callable[..., StepRecord]:
+    """A step's record with plausible figures; any of them can be replaced."""
+
+    def make(step: int = 1, **figures: Any) -> StepRecord:
+        plausible: dict[str, Any] = {
+            "time": 1_790_000_000.0 + step,
+            "step": step,
+            "loss": 8.0 - step / 10,
+            "grad_norm": 1.5,
+            "learning_rate": 2.0e-3,
+            "tokens_per_s": 5400.0,
+            "samples_per_s": 21.1,
+            "step_s": 1.5,
+            "data_wait_share": 0.004,
+            "checkpoint_share": 0.0,
+            "mfu": None,
+            "mfu_causal": None,
+            "memory_bytes": 1_310_000_000,
+            "peak_memory_bytes": 1_900_000_000,
+            "num_valid_tokens": 8192,
+            "applied": True,
+            "skipped_steps": 0,
+        }
+        return StepRecord(**{**plausible, **figures})
+
+    return make
+
+
+@pytest.fixture
+def files_no_larger_than() -> Callable[[int], AbstractContextManager[None]]:
+    """Inside, the kernel lets no file of this process grow beyond so many bytes, as on a full disk."""
+
+    @contextmanager
+    def limit(num_bytes: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
