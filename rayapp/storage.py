@@ -181,9 +181,7 @@ def open_location(path: str) -> Location:
         filesystem, inner = fs.FileSystem.from_uri(path)
     except (ArrowInvalid, OSError) as error:
         raise StorageError(
-            Problem(
-                f"location {path!r}", f"cannot be opened: {error}", "use a path, or s3://, gs:// or hdfs:// with a bucket or host"
-            )
+            Problem(f"location {path!r}", f"cannot be opened: {error}", "use a path, or s3://, gs:// or hdfs:// with a bucket or host")
         ) from error
     inner = inner.rstrip("/")
     return Location(filesystem, inner, inner if isinstance(filesystem, fs.LocalFileSystem) else path.rstrip("/"))

@@ -251,7 +251,7 @@ class TrainSection(Section):
     """Keep only each layer's input and compute the rest again in the backward pass."""
 
     validation_interval_steps: PositiveInt | None = None
-    """Steps between two validations. None: ten times in a run. One always comes at the end."""
+    """Steps between two validations. None: five times in a run. One always comes at the end."""
 
     validation_rows: PositiveInt = 256
     """Held-out rows that one validation reads at most."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import pickle
 import time
 from collections import Counter
@@ -40,8 +39,6 @@ FINGERPRINT_DIGITS = 32
 MAX_LISTED_FILES = 20
 TRAINING_PIECE_BYTES = 2**22
 REPORT_INTERVAL_S = 2.0
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,6 +159,7 @@ def _fingerprint(file: RunFile, sources: list[ListedSource], tokenizer: PreTrain
 
 def _write(file: RunFile, corpus: _Corpus, folder: Location, report: Callable[[str], None]) -> DataManifest:
     """Write everything but the manifest."""
+    folder.make_dirs()  # a storage that cannot be written shows before the work
     tokenizer = corpus.tokenizer or _train_tokenizer(file, corpus.sources, report)
     row_format = RowFormat(
         tokenizer_json=backend_json(tokenizer),
@@ -239,11 +237,12 @@ def _unwrapped(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from rows
     except ray.exceptions.RayError as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, RayappError):
+        # Ray's wrapper is an instance of what it wraps too, so look behind every RayError
+        while isinstance(cause, ray.exceptions.RayError):
             cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is None:
-            raise
-        raise cause from error
+        if isinstance(cause, RayappError):
+            raise cause from error
+        raise
 
 
 def _refuse_empty_sources(corpus: _Corpus, results: list[GroupResult]) -> None:
@@ -278,7 +277,11 @@ def _dropped(results: list[GroupResult]) -> Counter[str]:
 
 def _unreadable(results: list[GroupResult]) -> list[UnreadableFile]:
     """The defective files, each once, however many pieces of it met the defect."""
-    return list({found.name: found for result in reversed(results) for found in reversed(result.unreadable_files)}.values())[::-1]
+    first: dict[str, UnreadableFile] = {}
+    for result in results:
+        for found in result.unreadable_files:
+            first.setdefault(found.name, found)
+    return list(first.values())
 
 
 def _manifest(corpus: _Corpus, tokenizer: PreTrainedTokenizerFast, row_format: RowFormat, results: list[GroupResult]) -> DataManifest:

@@ -40,14 +40,15 @@ def measure_communication(step: Callable[[], T]) -> CommunicationMeasurement[T]:
     - on GPUs, the kernels that NCCL runs (``nccl...Kernel...``);
     - on CPUs, the collectives and point-to-point transfers of gloo (``gloo:all_reduce``, ...), from being issued to being finished.
 
-    Overlapping intervals count once, so the share is that of the wall time during which at least one of them ran. Waiting for a slower
-    rank is part of it, for a collective begins when the first rank enters it; so is communication that computation hides. It is
-    therefore not the time that would be saved without communication, but the most that could be. What ran before or after the
-    call is not counted. It is the same whoever issued the collectives: torch's DDP and FSDP, DeepSpeed, or plain calls. Not seen are
-    transfers that use neither, such as DeepSpeed's shared-memory operator for CPUs.
+    Overlapping intervals count once, so the share is that of the wall time during which at least one of them ran. A rank that enters a
+    collective early waits inside it, and that counts; so does communication that computation hides. It is therefore not the time
+    that would be saved without communication, but the most that could be. What ran before or after the call does not count. It makes no
+    difference who issued the collectives: torch's DDP and FSDP, DeepSpeed, or plain calls. Not seen are transfers that use neither,
+    such as DeepSpeed's shared-memory operator for CPUs.
 
-    Profiling slows the step by some microseconds for each operator: leave such a step out of the throughput. Nothing is written, apart
-    from what ``step`` itself writes. Every rank may call this, or only one.
+    Profiling slows the step by some microseconds for each operator, and reading the events takes a fraction of a second more; the first
+    call in a process that uses a GPU takes some seconds, until CUPTI is up. Leave such a step out of the throughput. Nothing is
+    written, apart from what ``step`` itself writes. Every rank may call this, or only one.
 
     Raises:
         Exception: whatever ``step`` raises.
@@ -55,7 +56,8 @@ def measure_communication(step: Callable[[], T]) -> CommunicationMeasurement[T]:
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT_KINETO_LEVEL)  # it reports every start and stop on stderr otherwise
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as profiler, record_function(STEP_MARK):
+    # acc_events: there is one cycle only, and without it torch 2.11 warns of what happens between cycles
+    with profile(activities=activities, acc_events=True) as profiler, record_function(STEP_MARK):
         result = step()
         if on_gpu:
             torch.cuda.synchronize()

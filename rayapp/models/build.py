@@ -216,10 +216,9 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     tables = [m.weight for m in network.modules() if isinstance(m, nn.Embedding) and m.weight is not head]
     inactive = sum(_inactive_parameters(name, parameter, config) for name, parameter in network.named_parameters())
     total = sum(parameter.numel() for parameter in network.parameters())
-    active = total - inactive
-    return spec_from_counts(
-        config, num_parameters=total, num_active_parameters=active, num_flop_parameters=active - sum(table.numel() for table in tables)
-    )
+    vectors = sum(parameter.numel() for parameter in network.parameters() if parameter.dim() < 2)
+    in_products = total - inactive - vectors - sum(table.numel() for table in tables)
+    return spec_from_counts(config, num_parameters=total, num_active_parameters=total - inactive, num_flop_parameters=in_products)
 
 
 def _inactive_parameters(name: str, parameter: nn.Parameter, config: dict[str, Any]) -> int:

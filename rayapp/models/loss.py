@@ -73,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_bias += grad_logits.sum(0)
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(grad_logits, weight, out=grad_hidden[piece])
+                grad_hidden[piece] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ hidden[piece]
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)

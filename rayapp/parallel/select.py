@@ -10,6 +10,7 @@ import torch
 from rayapp.config.resolved import ResolvedRun
 from rayapp.engine import TrainEngine
 from rayapp.models.build import DTYPES, enable_activation_checkpointing, fresh_model, pretrained_model
+from rayapp.models.cpu_products import speed_up_bf16_products
 from rayapp.models.language_model import LanguageModel
 
 ZERO_STAGES = {"zero-1": 1, "zero-2": 2, "zero-3": 3}
@@ -22,6 +23,8 @@ def build_engine(run: ResolvedRun, device: torch.device) -> TrainEngine:
     Raises:
         ModelError: the weights cannot be loaded.
     """
+    if device.type == "cpu" and run.file.train.precision == "bf16":
+        speed_up_bf16_products()
     if run.strategy == "ddp":
         return _ddp(run, device)
     return _zero(run, device, ZERO_STAGES[run.strategy])
@@ -48,6 +51,7 @@ def _zero(run: ResolvedRun, device: torch.device, stage: int) -> TrainEngine:
         device_type=device.type,
         optim=run.file.optim,
         parallel=run.file.parallel,
+        num_parameters=run.num_parameters,
     )
     model = _sharded_model(run, device, config) if stage == 3 else _whole_model(run, device)
     return ZeroEngine(model, config=config, optim=run.file.optim, device=device)

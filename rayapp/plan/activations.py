@@ -173,5 +173,4 @@ def _feed_forward_size(spec: ModelSpec) -> int:
 
 def _ends_bytes(spec: ModelSpec, work: Pass) -> int:
     """Before the first and after the last layer, for one token: its id, the last norm and the loss's input."""
-    dropout = work.mask_bytes * spec.hidden_size if spec.hidden_dropout else 0
-    return TOKEN_ID_BYTES + _norm_bytes(spec.hidden_size, spec, work) + work.element_bytes * spec.hidden_size + dropout
+    return TOKEN_ID_BYTES + _norm_bytes(spec.hidden_size, spec, work) + work.element_bytes * spec.hidden_size

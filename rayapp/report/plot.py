@@ -19,6 +19,7 @@ HEIGHT = 260
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 66, 26, 12, 40
 MOST_PIECES = 300
 NUM_TICKS = 5
+MOST_DECIMALS = 5
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _spread(values: Sequence[float], from_zero: bool = False) -> tuple[float, fl
     """The range of an axis: of its values, never empty."""
     low, high = min(values), max(values)
     if from_zero:
-        low, high = min(0.0, low), high * 1.05
+        low, high = min(0.0, low), max(0.0, high) * 1.05
     if low == high:
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     return low, high
@@ -153,18 +154,26 @@ def _spread(values: Sequence[float], from_zero: bool = False) -> tuple[float, fl
 
 def _axes(x_scale: _Scale, y_scale: _Scale, x_label: str, y_label: str) -> Iterator[str]:
     left, right, bottom, top = x_scale.start, x_scale.end, y_scale.start, y_scale.end
-    for tick in ticks(y_scale.low, y_scale.high):
+    for tick, label in _labelled(ticks(y_scale.low, y_scale.high)):
         y = y_scale(tick)
         yield f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
+        yield f'<text class="tick" x="{left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     yield f'<line class="axis" x1="{left:g}" x2="{right:g}" y1="{bottom:g}" y2="{bottom:g}"/>'
-    for tick in ticks(x_scale.low, x_scale.high, whole=True):
+    for tick, label in _labelled(ticks(x_scale.low, x_scale.high, whole=True)):
         x = x_scale(tick)
         yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:g}" y2="{bottom + 4:g}"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 18:g}" text-anchor="middle">{_number(tick)}</text>'
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 18:g}" text-anchor="middle">{label}</text>'
     middle = (top + bottom) / 2
     yield f'<text class="label" x="{(left + right) / 2:g}" y="{bottom + 35:g}" text-anchor="middle">{escape(x_label)}</text>'
     yield f'<text class="label" transform="translate(13 {middle:g}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+
+
+def _labelled(places: Sequence[float]) -> Iterator[tuple[float, str]]:
+    """Ticks with as many decimals as tell neighbours apart."""
+    distance = places[1] - places[0] if len(places) > 1 else 1.0
+    decimals = max(0, -math.floor(math.log10(distance) + 1e-9))
+    for place in places:
+        yield place, f"{place:.3g}" if decimals > MOST_DECIMALS else f"{place:,.{decimals}f}"
 
 
 def _lines(index: int, series: _Drawn, x_scale: _Scale, y_scale: _Scale) -> Iterator[str]:

@@ -241,10 +241,11 @@ def _optional_sinks(run: ResolvedRun, step: int) -> list[Any]:
 
 def _conclude(run: ResolvedRun, run_dir: Location, finished: _Finished, model_dir: str) -> TrainDocument:
     """The summary, written beside the run together with its page."""
-    progress, outcome = finished.outcome.progress, finished.outcome
-    per_peak = (
-        outcome.tokens_per_s / (run.device.peak_flops * run.layout.world_size) if outcome.tokens_per_s and run.device.peak_flops else None
-    )
+    outcome = finished.outcome
+    progress, device = outcome.progress, outcome.device
+    per_peak = None
+    if outcome.tokens_per_s is not None and device.peak_flops is not None:
+        per_peak = outcome.tokens_per_s / (device.peak_flops * run.layout.world_size)
     document = TrainDocument(
         run_dir=str(run_dir),
         model_dir=model_dir,
@@ -255,7 +256,7 @@ def _conclude(run: ResolvedRun, run_dir: Location, finished: _Finished, model_di
         tokens_per_s=outcome.tokens_per_s,
         mfu=None if per_peak is None else per_peak * run.flops_per_token,
         mfu_causal=None if per_peak is None else per_peak * run.flops_per_token_causal,
-        peak_flops_source=run.device.peak_flops_source,
+        peak_flops_source=device.peak_flops_source,
         peak_memory_bytes=outcome.peak_memory_bytes,
         average_memory_bytes=outcome.average_memory_bytes,
         skipped_steps=progress.skipped_steps,
@@ -266,6 +267,8 @@ def _conclude(run: ResolvedRun, run_dir: Location, finished: _Finished, model_di
         world_size=run.layout.world_size,
     )
     folder = RunFolder(run_dir)
-    folder.report.write_text(run_page(read_records(folder.metrics), document, f"{run.file.name}/{run.run_id}"))
+    folder.report.write_text(
+        run_page([record.model_dump(mode="json") for record in read_records(folder.metrics)], document, f"{run.file.name}/{run.run_id}")
+    )
     folder.summary.write_text(document.model_dump_json(indent=1))
     return document

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rayapp.checkpoint.store import CheckpointStore, Progress
-from rayapp.config.resolved import ResolvedRun
+from rayapp.config.resolved import ResolvedDevice, ResolvedRun
 from rayapp.data.loader import Loader
 from rayapp.engine import Batch, StepOutput, TrainEngine
 from rayapp.errors import NonFiniteError
@@ -39,9 +39,11 @@ class Outcome:
         tokens_per_s: all ranks, over the steady steps; None for too few of them.
         peak_memory_bytes: of the rank that needed most.
         average_memory_bytes: mean over ranks and steps.
+        device: what rank 0 computed on, and its peak.
     """
 
     progress: Progress
+    device: ResolvedDevice
     tokens_per_s: float | None
     peak_memory_bytes: int
     average_memory_bytes: int
@@ -105,7 +107,7 @@ class TrainLoop:
             self._record(output, rate, share, self._clock.end_step(profiled=profiled))
             self._check_finite(output)
         self._finish(batches)
-        return Outcome(self._progress, self._clock.tokens_per_s, self._peak_bytes, self._average_bytes)
+        return Outcome(self._progress, self._run.device, self._clock.tokens_per_s, self._peak_bytes, self._average_bytes)
 
     def _is_profiled(self, step: int) -> bool:
         interval = self._run.file.metrics.communication_interval_steps

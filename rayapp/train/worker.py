@@ -20,6 +20,7 @@ from rayapp.errors import CheckpointError, Problem, RayappError, StorageError
 from rayapp.metrics.jsonl import JsonlSink
 from rayapp.metrics.sink import FanOut, Sink
 from rayapp.parallel.select import build_engine
+from rayapp.preflight.resolve import peak_flops_of
 from rayapp.storage import open_location
 from rayapp.train.loop import Outcome, Tell, TrainLoop
 
@@ -47,7 +48,7 @@ def run_worker(run_json: str, *, device: torch.device, tell: Tell, optional_sink
     Returns:
         The outcome, or why the run was refused. Other failures are raised, and a new start from the newest checkpoint may help.
     """
-    run = ResolvedRun.model_validate_json(run_json)
+    run = with_real_device(ResolvedRun.model_validate_json(run_json), device)
     logging.getLogger("rayapp").setLevel(logging.INFO if dist.get_rank() == 0 else logging.WARNING)
     try:
         _check_shared_storage(run)
@@ -55,6 +56,15 @@ def run_worker(run_json: str, *, device: torch.device, tell: Tell, optional_sink
     except RayappError as error:
         logger.error("rank %d: %s", dist.get_rank(), error)
         return Refusal(error)
+
+
+def with_real_device(run: ResolvedRun, device: torch.device) -> ResolvedRun:
+    """Take the peak from the name that the device itself gives: Ray's names cover several products."""
+    if device.type != "cuda" or run.file.metrics.peak_flops is not None:
+        return run
+    name = torch.cuda.get_device_name(device)
+    peak, source = peak_flops_of(name, run.file.train.precision)
+    return run.model_copy(update={"device": run.device.model_copy(update={"name": name, "peak_flops": peak, "peak_flops_source": source})})
 
 
 def _quiet(_: str) -> None:

@@ -19,6 +19,7 @@ def ds_config(
     device_type: str,
     optim: OptimSection,
     parallel: ParallelSection,
+    num_parameters: int,
 ) -> dict[str, Any]:
     """The whole configuration of one ZeRO engine.
 
@@ -26,7 +27,7 @@ def ds_config(
     """
     on_gpu = device_type != "cpu"
     overlap = on_gpu if parallel.overlap_communication is None else parallel.overlap_communication
-    elements = max(1, parallel.bucket_bytes // ELEMENT_BYTES[precision])
+    elements = max(1, min(parallel.bucket_bytes // ELEMENT_BYTES[precision], num_parameters))  # buckets are allocated whole
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": overlap,

@@ -236,7 +236,20 @@ def test_an_empty_corpus_is_refused_and_says_why(tmp_path: Path, make: Callable[
     assert not list((tmp_path / "storage").rglob(MANIFEST_NAME))
 
 
-def test_an_unwritable_storage_is_told_as_such(corpus: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_an_unwritable_storage_is_refused_before_the_work(corpus: tuple[Path, list[str]], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    lines: list[str] = []
     with pytest.raises(StorageError, match="cannot be created"):
-        prepare(run_file(str(corpus[0] / "d")), open_location(str(tmp_path / "file")), quiet)
+        prepare(run_file(str(corpus[0] / "d")), open_location(str(tmp_path / "file")), lines.append)
+    assert lines == []
+
+
+def test_what_a_worker_raises_comes_without_ray_around_it(corpus: tuple[Path, list[str]], tmp_path: Path) -> None:
+    file = run_file(str(corpus[0] / "d"))
+    folder = prepared_folder(open_location(str(tmp_path)), fingerprint(file)).local_path
+    folder.mkdir(parents=True)
+    (folder / "source-000").write_text("a file where the shards' folder should be")
+    with pytest.raises(StorageError, match="cannot be created") as error:
+        prepare(file, open_location(str(tmp_path)), quiet)
+    assert type(error.value) is StorageError
+    assert len(str(error.value).splitlines()) == 1

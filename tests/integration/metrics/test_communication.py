@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,8 @@ def test_nothing_is_printed():
     """In a process of its own: the profiler's C++ part writes to the file descriptors."""
     code = "from rayapp.metrics.communication import measure_communication as m; [m(lambda: 1) for _ in range(2)]"
     environment = {key: value for key, value in os.environ.items() if key != "KINETO_LOG_LEVEL"}
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=Path(__file__).parents[3], capture_output=True, timeout=120, check=True
-        )
-        assert list(Path(folder).iterdir()) == []
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=Path(__file__).parents[3], capture_output=True, timeout=120, check=True
+    )
     assert done.stdout == b""
     assert done.stderr == b""

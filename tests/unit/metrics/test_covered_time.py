@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayapp.metrics.communication import covered, is_communication
@@ -26,6 +26,7 @@ def test_the_union_inside_the_step(intervals, expected):
     assert covered(intervals, 0, 100) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-20, 120), st.integers(0, 60)), max_size=12))
 def test_the_union_is_as_many_nanoseconds_as_can_be_counted(spans):
     intervals = [(begin, begin + length) for begin, length in spans]

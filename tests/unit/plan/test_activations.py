@@ -85,7 +85,7 @@ def test_where_torch_has_no_fused_kernel_scores_are_kept() -> None:
 def test_dropout_masks_of_cuda_are_bytes() -> None:
     work = Pass(1, 100, "bf16", "cuda")
     without, with_dropout = (saved_bytes(spec_of({**GPT2, "resid_pdrop": p}), work, checkpointing=False) for p in (0.0, 0.1))
-    assert with_dropout - without == 100 * D * (2 * L + 1)
+    assert with_dropout - without == 100 * D * 2 * L
 
 
 def test_experts_count_as_often_as_a_token_meets_them() -> None:

@@ -131,7 +131,7 @@ def test_what_certainly_cannot_fit_is_refused_with_the_nearest_that_fits() -> No
     [
         (question(llama_1b(), "ddp", 1, 64), 79.1, "use batch.micro_batch_size=16, or train.activation_checkpointing=true"),
         (question(llama_8b(), "ddp", 8, 1), 79.1, "use parallel.kind=zero parallel.zero_stage=1"),
-        (question(llama_8b(), "zero-2", 2, 1), 60, "use parallel.offload_optimizer=cpu, or train.num_workers=4"),
+        (question(llama_8b(), "zero-2", 2, 1), 60, "use parallel.offload_optimizer=cpu, or train.num_workers=8"),
         (question(llama_8b(), "ddp", 1, 1), 0.5, "no smaller batch, sharding, offloading or number of workers is enough"),
     ],
 )
@@ -182,17 +182,15 @@ def test_more_of_anything_takes_more(asked: MemoryQuestion) -> None:
     assert estimate(replace(asked, work=replace(work, micro_batch_size=2 * work.micro_batch_size))).total_bytes >= total
     assert estimate(replace(asked, work=replace(work, sequence_length=2 * work.sequence_length))).total_bytes >= total
     assert estimate(replace(asked, dp_size=2 * asked.dp_size)).total_bytes <= total
-    assert (
-        estimate(replace(asked, activation_checkpointing=True)).total_bytes <= total
-    )
+    assert estimate(replace(asked, activation_checkpointing=True)).total_bytes <= total
 
 
 def test_thousands_of_estimates_a_second() -> None:
     asked = question(llama_8b())
-    start = time.perf_counter()
+    start = time.process_time()
     for dp_size in range(1, 1001):
         estimate(replace(asked, dp_size=dp_size))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_a_run_file_asks_its_question() -> None:

@@ -1,0 +1,55 @@
+"""Completes prompts with an exported model, on whatever device this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rayapp.config.schema import GenerateSection
+from rayapp.documents import Completion, GenerateDocument
+from rayapp.storage import Location
+
+
+def complete(model_dir: Location, prompts: list[str], settings: GenerateSection) -> GenerateDocument:
+    """Continue each prompt.
+
+    Args:
+        model_dir: a Hugging Face folder.
+        prompts: the texts to continue.
+        settings: how many tokens, and how they are drawn.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with _on_disk(model_dir) as folder:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+    sampling = (
+        {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p} if settings.temperature else {"do_sample": False}
+    )
+    completions = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(device)
+        if not inputs["input_ids"].shape[1]:  # an empty prompt begins a document
+            inputs = {"input_ids": torch.tensor([[tokenizer.eos_token_id]], device=device)}
+        length = inputs["input_ids"].shape[1]
+        with torch.inference_mode():
+            tokens = model.generate(**inputs, max_new_tokens=settings.max_new_tokens, pad_token_id=tokenizer.eos_token_id, **sampling)
+        completions.append(Completion(prompt=prompt, completion=tokenizer.decode(tokens[0, length:], skip_special_tokens=True)))
+    return GenerateDocument(model_dir=str(model_dir), completions=completions)
+
+
+@contextlib.contextmanager
+def _on_disk(model_dir: Location) -> Iterator[Path]:
+    """The folder as a local path; a remote one is downloaded and removed again."""
+    if model_dir.is_local:
+        yield model_dir.local_path
+        return
+    with tempfile.TemporaryDirectory(prefix="rayapp-model-") as copy:
+        for file in model_dir.files():
+            file.download(Path(copy) / file.name)
+        yield Path(copy)
