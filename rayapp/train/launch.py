@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.train
 import yaml
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
@@ -44,6 +44,7 @@ Report = Callable[[str], None]
 NEWEST = "latest"
 POLL_S = 0.5
 COLLECTIVE_TIMEOUT_S = 1800
+WORKER_ENVIRONMENT = {"KINETO_LOG_LEVEL": "99"}  # the profiler reports its every start on stderr otherwise
 
 
 def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, address: str | None, report: Report) -> TrainDocument:
@@ -206,7 +207,8 @@ def _trainer(run: ResolvedRun, board: Any) -> TorchTrainer:
         name=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}",
         storage_path=str(open_location(run.run_dir) / "ray"),
         failure_config=FailureConfig(max_failures=file.train.max_failures),
-        worker_runtime_env={"env_vars": {"DS_ACCELERATOR": run.device.kind, **file.resources.env}},
+        worker_runtime_env={"env_vars": {**WORKER_ENVIRONMENT, "DS_ACCELERATOR": run.device.kind, **file.resources.env}},
+        logging_config=LoggingConfig(log_level="WARNING"),
     )
     return TorchTrainer(
         _train_function,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ def run_worker(run_json: str, *, device: torch.device, tell: Tell, optional_sink
     Returns:
         The outcome, or why the run was refused. Other failures are raised, and a new start from the newest checkpoint may help.
     """
+    # torch renames collectives that DeepSpeed calls; the warning would come with every one of them
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     run = with_real_device(ResolvedRun.model_validate_json(run_json), device)
     logging.getLogger("rayapp").setLevel(logging.INFO if dist.get_rank() == 0 else logging.WARNING)
     try:

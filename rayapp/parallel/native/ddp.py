@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +36,11 @@ class DdpEngine:
         decays = [is_decayed(p.dim()) for p in self._masters.values()]
         self._optimizer = adamw(decay_groups(list(self._masters.values()), decays, optim.weight_decay), optim)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        self._ddp = DistributedDataParallel(
-            model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=max(1, bucket_bytes // 2**20)
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its successor does not exist in every torch that is supported
+            self._ddp = DistributedDataParallel(
+                model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=max(1, bucket_bytes // 2**20)
+            )
         model.choose_loss(self._ddp, device)
 
     def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
