@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 IGNORED_LABEL = -100
@@ -34,7 +35,7 @@ class Batch:
     position_ids: Tensor | None = None
     row_ids: tuple[int, ...] = ()
 
-    def to(self, device: str) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """The batch on a device. From pinned memory the copy does not wait."""
 
         def move(tensor: Tensor) -> Tensor:

@@ -53,10 +53,10 @@ class Location:
         return Path(self.path)
 
     def exists(self) -> bool:
-        return self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound
+        return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 
     def is_dir(self) -> bool:
-        return self.filesystem.get_file_info(self.path).type == fs.FileType.Directory
+        return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
     def size_bytes(self) -> int:
         return int(self.filesystem.get_file_info(self.path).size)

@@ -146,7 +146,7 @@ class _ShardWriter:
         if count == 1:
             (self._folder / "shard-0").rename(self._folder / "model.safetensors")
             return
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for index, names in enumerate(self._shards):
             file = f"model-{index + 1:05d}-of-{count:05d}.safetensors"
             (self._folder / f"shard-{index}").rename(self._folder / file)

@@ -54,7 +54,7 @@ def measure_communication(step: Callable[[], T]) -> CommunicationMeasurement[T]:
         Exception: whatever ``step`` raises.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT_KINETO_LEVEL)  # it reports every start and stop on stderr otherwise
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_gpu = torch.cuda.is_initialized()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     # acc_events: there is one cycle only, and without it torch 2.11 warns of what happens between cycles
     with profile(activities=activities, acc_events=True) as profiler, record_function(STEP_MARK):

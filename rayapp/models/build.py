@@ -223,10 +223,13 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 def _inactive_parameters(name: str, parameter: nn.Parameter, config: dict[str, Any]) -> int:
     """Weights of routed experts that one token does not pass through."""
-    num_experts = next((config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None)
+    num_experts: int | None = next(
+        (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None
+    )
     if num_experts is None or ".experts." not in name:
         return 0
-    return parameter.numel() * (num_experts - config["num_experts_per_tok"]) // num_experts
+    active: int = config["num_experts_per_tok"]
+    return parameter.numel() * (num_experts - active) // num_experts
 
 
 def meta_network(config: dict[str, Any], *, attention: str, trust_remote_code: bool) -> nn.Module:

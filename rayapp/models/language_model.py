@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +54,12 @@ class LanguageModel(nn.Module):
         if isinstance(self.network, SimpleTransformer):
             return self._head_loss(self.network.lm_head, self.network.model(input_ids, position_ids), labels)
         if not self.fused_loss:
-            output = self.network(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+            output = cast("Any", self.network)(input_ids=input_ids, position_ids=position_ids, use_cache=False)
             return self._with_balancing_loss(
                 logits_cross_entropy(output.logits.flatten(0, 1), labels.flatten(), self.chunk_tokens), output, labels
             )
         wants_routers = {"output_router_logits": True} if self._balances_experts else {}
-        output = self.network.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **wants_routers)
+        output = cast("Any", self.network).base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **wants_routers)
         loss = self._head_loss(output_layer(self.network), output.last_hidden_state, labels)
         return self._with_balancing_loss(loss, output, labels)
 
@@ -77,8 +77,9 @@ class LanguageModel(nn.Module):
         balancing = sys.modules[type(self.network).__module__].load_balancing_loss_func
         config: Any = self.network.config
         experts = getattr(config, "num_local_experts", None) or config.num_experts
-        auxiliary = balancing(output.router_logits, experts, config.num_experts_per_tok, None)
-        return loss + config.router_aux_loss_coef * auxiliary.to(loss.device) * (labels >= 0).sum()
+        auxiliary: Tensor = balancing(output.router_logits, experts, config.num_experts_per_tok, None)
+        coefficient: float = config.router_aux_loss_coef
+        return loss + coefficient * auxiliary.to(loss.device) * (labels >= 0).sum()
 
     @torch.no_grad()
     def choose_loss(self, forward: Callable[..., Tensor], device: torch.device | str) -> None:
@@ -119,7 +120,7 @@ class LanguageModel(nn.Module):
             logits = self.network(input_ids=input_ids, use_cache=False).logits
         finally:
             handle.remove()
-        hidden = self.network.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden = cast("Any", self.network).base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         plain = torch.equal(logits, seen[1]) and torch.allclose(hidden, seen[0])
         return torch.tensor(float(plain), device=input_ids.device)
 

@@ -22,6 +22,7 @@ class LossHead(nn.Module):
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
+        self.bias: nn.Parameter | None
         self.out_features = int(weight.shape[0])  # kept, because a sharded weight has no rows
         self.weight = weight
         self.register_parameter("bias", bias)
@@ -48,7 +49,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
 
     Source: with p = softmax(z), d loss / d z = p - onehot(label); the products with hidden and weight follow.
     """
-    loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, chunk_tokens)
+    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, labels, chunk_tokens
+    )
     return loss
 
 
@@ -109,6 +112,6 @@ def _chunk_loss(logits: Tensor, labels: Tensor, wants_grad: bool) -> tuple[Tenso
 def logits_cross_entropy(logits: Tensor, labels: Tensor, chunk_tokens: int) -> Tensor:
     """The same sum from logits [N, V] that a model insists on computing itself; the fp32 copy is made chunk by chunk."""
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    for piece, target in zip(logits.split(chunk_tokens), labels.split(chunk_tokens), strict=True):
+    for piece, target in zip(torch.split(logits, chunk_tokens), torch.split(labels, chunk_tokens), strict=True):
         total = total + nn.functional.cross_entropy(piece.float(), target, ignore_index=IGNORED_LABEL, reduction="sum")
     return total

@@ -10,6 +10,7 @@ from rayapp.cluster.inventory import ClusterInventory
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import StrategyName
 from rayapp.config.schema import RunFile
+from rayapp.data.shards import PreparedData
 from rayapp.data.tokenizer import load_tokenizer, tokenizer_sha256, vocab_size_of
 from rayapp.errors import DataError, Problem
 from rayapp.layout import BatchPlan, Layout, derive_batch, derive_layout
@@ -23,6 +24,7 @@ from rayapp.preflight.settings import check_device, check_settings
 VALIDATIONS_PER_RUN = 5
 CHECKPOINTS_PER_RUN = 5
 DEFAULT_ZERO_STAGE = 2
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,13 @@ def derive(loaded: LoadedRunFile, inventory: ClusterInventory) -> tuple[RunFile,
     return derived.file, derived.notes
 
 
-def derive_all(loaded: LoadedRunFile, inventory: ClusterInventory, vocab_size: int | None = None) -> Derived:
+def derive_all(loaded: LoadedRunFile, inventory: ClusterInventory, prepared: PreparedData | None = None) -> Derived:
     """Check a run file against a cluster and fill it in.
 
     Args:
         loaded: the run file.
         inventory: the cluster.
-        vocab_size: of the prepared data's tokenizer; None: asked of the tokenizer, or what its training is to reach.
+        prepared: its tokenizer counts; None: the tokenizer that the run file names, or what its training is to reach.
 
     Raises:
         InputError: something cannot work.
@@ -79,9 +81,9 @@ def derive_all(loaded: LoadedRunFile, inventory: ClusterInventory, vocab_size: i
     check_device(file, placement.device)
     layout = derive_layout(placement.num_workers, file.parallel.tensor_parallel_size or 1, file.parallel.pipeline_parallel_size or 1)
     batch = derive_batch(file.batch.global_batch_size, layout.dp_size, file.batch.micro_batch_size, file.batch.gradient_accumulation_steps)
-    vocabulary, special_tokens = tokenizer_facts(file)
-    model = model_config(file.model, vocab_size or vocabulary, special_tokens)
-    check_against_data(model, vocab_size or vocabulary, file.data.sequence_length)
+    vocabulary, special_tokens = tokenizer_facts(file, prepared)
+    model = model_config(file.model, vocabulary, special_tokens)
+    check_against_data(model, vocabulary, file.data.sequence_length)
     spec = model_spec(model)
     strategy, reason = _strategy(file, spec, layout, batch, placement)
     question = memory_question(
@@ -145,7 +147,7 @@ def _batch_note(batch: BatchPlan) -> str:
     )
 
 
-def tokenizer_facts(file: RunFile) -> tuple[int, dict[str, int | None]]:
+def tokenizer_facts(file: RunFile, prepared: PreparedData | None) -> tuple[int, dict[str, int | None]]:
     """The vocabulary's size and the special tokens of the tokenizer that the run file names.
 
     Raises:
@@ -153,7 +155,8 @@ def tokenizer_facts(file: RunFile) -> tuple[int, dict[str, int | None]]:
     """
     tokenizer = file.data.tokenizer
     if tokenizer.train is not None:
-        return tokenizer.train.vocab_size, {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        size = tokenizer.train.vocab_size if prepared is None else prepared.vocab_size
+        return size, dict.fromkeys(SPECIAL_TOKENS, 0 if prepared is None else prepared.manifest.eos_token_id)
     path = tokenizer.path or file.model.path
     if path is None:
         raise DataError(
@@ -169,7 +172,7 @@ def tokenizer_facts(file: RunFile) -> tuple[int, dict[str, int | None]]:
 @functools.lru_cache(maxsize=4)
 def _facts(path: str, revision: str | None) -> tuple[int, tuple[tuple[str, int | None], ...]]:
     loaded = load_tokenizer(path, revision)
-    return vocab_size_of(loaded), tuple((name, getattr(loaded, name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
+    return vocab_size_of(loaded), tuple((name, getattr(loaded, name)) for name in SPECIAL_TOKENS)
 
 
 def _check_same_tokenizer(path: str, model_path: str, revision: str | None) -> None:

@@ -72,7 +72,7 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
         claim_run(run_dir, run, yaml.safe_dump(loaded.file.model_dump(mode="json"), sort_keys=False))
         RunFolder(run_dir).environment.write_text(json.dumps(describe_environment(inventory), indent=1))
         report(f"run {run.file.name}/{run.run_id}: {run.strategy} on {run.layout.world_size} x {run.device.name} ({run.strategy_reason})")
-        finished = _fit(run, report)
+        finished = fit(run, report)
     report("exporting the model")
     model_dir = export_run(run_dir, RunFolder(run_dir).model).model_dir
     return _conclude(run, run_dir, finished, model_dir)
@@ -106,17 +106,19 @@ def _resolve(
     derive_all(loaded, inventory)
     prepared = prepare(loaded.file, storage, report)
     check_prepared(prepared)
-    derived = derive_all(loaded, inventory, vocab_size=prepared.vocab_size)
+    derived = derive_all(loaded, inventory, prepared)
     return resolve(derived, prepared, run_dir, checkpoint)
 
 
 @dataclass(frozen=True)
-class _Finished:
+class Finished:
+    """What the workers came to, and how often they had to be started again."""
+
     outcome: Outcome
     restarts: int
 
 
-def _fit(run: ResolvedRun, report: Report) -> _Finished:
+def fit(run: ResolvedRun, report: Report) -> Finished:
     """Run the workers and pass on what they tell.
 
     Raises:
@@ -124,7 +126,7 @@ def _fit(run: ResolvedRun, report: Report) -> _Finished:
         PlacementError: the workers were not placed in time.
         RunError: training failed.
     """
-    board = Board.remote()
+    board = Board.remote()  # type: ignore[attr-defined]
     fitting = _Fitting(_trainer(run, board))
     fitting.start()
     waited_s, starts = 0.0, 0
@@ -142,7 +144,7 @@ def _fit(run: ResolvedRun, report: Report) -> _Finished:
     value = fitting.value()
     if isinstance(value, Refusal):
         raise value.error
-    return _Finished(value, max(0, starts - 1))
+    return Finished(value, max(0, starts - 1))
 
 
 class _Fitting(threading.Thread):
@@ -241,7 +243,7 @@ def _optional_sinks(run: ResolvedRun, step: int) -> list[Any]:
     return sinks
 
 
-def _conclude(run: ResolvedRun, run_dir: Location, finished: _Finished, model_dir: str) -> TrainDocument:
+def _conclude(run: ResolvedRun, run_dir: Location, finished: Finished, model_dir: str) -> TrainDocument:
     """The summary, written beside the run together with its page."""
     outcome = finished.outcome
     progress, device = outcome.progress, outcome.device

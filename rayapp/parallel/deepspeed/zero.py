@@ -185,7 +185,7 @@ class _Partitions:
         else:
             group, offset, _ = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
         flat = self._flat_partitions[group]
-        values = flat if part == "weight" else self.adam.state[flat][part]
+        values: Tensor = flat if part == "weight" else self.adam.state[flat][part]
         return values.detach().narrow(0, offset, numel)
 
     @torch.no_grad()

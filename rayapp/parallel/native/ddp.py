@@ -53,10 +53,9 @@ class DdpEngine:
         grad_norm = self._take_gradients()
         applied = bool(torch.isfinite(grad_norm))
         if applied and self._optim.max_grad_norm is not None:
-            grads = [p.grad for p in self._masters.values() if p.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim.max_grad_norm, grad_norm)
-            assert grads, "no parameter has a gradient"
-        self._scaler.step(self._optimizer) if self._scaler.is_enabled() else applied and self._optimizer.step()
+        if applied:
+            self._scaler.step(self._optimizer)
         self._scaler.update()
         self._drop_gradients()
         if applied:
