@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rayapp.engine import ParameterState
-from rayapp.errors import CheckpointError, Problem
+from rayapp.errors import CheckpointError, Problem, StorageError
 
 Part = Literal["weight", "exp_avg", "exp_avg_sq"]
 PARTS: tuple[Part, ...] = ("weight", "exp_avg", "exp_avg_sq")
@@ -81,7 +81,19 @@ def write_fragments(
     for name, buffer in (buffers or {}).items():
         tensors[f"{BUFFER}/{name}"] = buffer.detach().to("cpu").contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / rank_file(rank, world_size), metadata={"starts": json.dumps(starts)})
+    save_tensors(tensors, folder / rank_file(rank, world_size), {"starts": json.dumps(starts)})
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        StorageError: the disk refused, or is full.
+    """
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(Problem(f"file {path}", f"cannot be written: {error}", "free space, or use another storage.path")) from error
 
 
 def write_index(folder: Path, index: StateIndex) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rayapp.checkpoint.runs import RunFolder, read_resolved
@@ -21,7 +20,7 @@ from rayapp.checkpoint.store import checkpoint_at
 from rayapp.config.resolved import ResolvedRun
 from rayapp.documents import ExportDocument
 from rayapp.errors import CheckpointError, Problem
-from rayapp.fragments import FragmentedState
+from rayapp.fragments import FragmentedState, save_tensors
 from rayapp.models.build import DTYPES, meta_network, transformers_config
 from rayapp.models.transformer import SimpleTransformer
 from rayapp.storage import Location, open_location
@@ -46,13 +45,23 @@ def export_run(run_dir: Location, out: Location, step: int | None = None, dtype:
     if chosen not in DTYPES:
         raise CheckpointError(Problem(f"dtype={chosen!r}", "is not one of fp32, bf16, fp16", "use one of them"))
     checkpoint = checkpoint_at(RunFolder(run_dir).checkpoints, step)
+    tokenizer = _tokenizer_files(run)
     with _appearing(out) as folder:
         with checkpoint.opened() as files:
             num_parameters = _write_weights(FragmentedState(files), run, folder, DTYPES[chosen])
         _write_configuration(run, folder, DTYPES[chosen])
-        for file in (open_location(run.data.folder) / "tokenizer").files():
+        for file in tokenizer:
             file.download(folder / file.name)
     return ExportDocument(model_dir=str(out), run_dir=str(run_dir), step=checkpoint.step, num_parameters=num_parameters, dtype=chosen)
+
+
+def _tokenizer_files(run: ResolvedRun) -> list[Location]:
+    files = list((open_location(run.data.folder) / "tokenizer").files())
+    if not files:
+        raise CheckpointError(
+            Problem(f"data {run.data.folder}", "has no tokenizer, which belongs to an export", "make it again: rayapp prepare FILE")
+        )
+    return files
 
 
 @contextlib.contextmanager
@@ -74,6 +83,7 @@ def _publish(staging: Path, out: Location) -> None:
         staging.chmod(0o755)
         staging.rename(out.local_path)
         return
+    out.make_dirs()
     files = sorted(staging.iterdir(), key=lambda path: path.name == "config.json")  # what makes it a model comes last
     for path in files:
         (out / path.name).upload(path)
@@ -134,7 +144,7 @@ class _ShardWriter:
             self._pending_bytes += size
 
     def _write(self) -> None:
-        save_file(self._pending, self._folder / f"shard-{len(self._shards)}", metadata={"format": "pt"})
+        save_tensors(self._pending, self._folder / f"shard-{len(self._shards)}", {"format": "pt"})
         self._shards.append(list(self._pending))
         self._total_bytes += self._pending_bytes
         self._pending, self._pending_bytes = {}, 0

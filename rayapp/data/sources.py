@@ -125,7 +125,7 @@ def list_location(location: Location, section: SourceSection, pattern: str | Non
     """The files at a location: itself, those below it that match the pattern, or all below it but hidden ones.
 
     Raises:
-        DataError: there are none, or their format is unknown, or no Parquet file has the text column.
+        DataError: there are none, or all are empty, or their format is unknown, or no Parquet file has the text column.
     """
     if not location.is_dir():
         info = location.filesystem.get_file_info(location.path)
@@ -139,6 +139,10 @@ def list_location(location: Location, section: SourceSection, pattern: str | Non
     if not files:
         rule = "holds no file" if pattern is None else "matches no file"
         raise DataError(Problem(f"data.source={section.path!r}", rule, f"look at what lies in {location.uri}"))
+    if not any(file.size_bytes for file in files):
+        raise DataError(
+            Problem(f"data.source={section.path!r}", f"holds no text: {len(files)} files of 0 bytes", "fill it, or give another path")
+        )
     _refuse_containers(files, section)
     _require_column([file for file in files if file.format == "parquet"], section)
     return files

@@ -49,6 +49,8 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
         DataError: it cannot be loaded, has no fast form, or no end-of-sequence token.
     """
     subject = f"tokenizer {path!r}"
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
+        raise DataError(Problem(subject, "cannot be loaded: there is no such folder", "give an existing folder or a hub name"))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises for a name, a file, a class, a package

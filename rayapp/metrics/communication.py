@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -57,14 +59,34 @@ def measure_communication(step: Callable[[], T]) -> CommunicationMeasurement[T]:
     on_gpu = torch.cuda.is_initialized()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     # acc_events: there is one cycle only, and without it torch 2.11 warns of what happens between cycles
-    with profile(activities=activities, acc_events=True) as profiler, record_function(STEP_MARK):
-        result = step()
-        if on_gpu:
-            torch.cuda.synchronize()
+    profiler = profile(activities=activities, acc_events=True)
+    with _unheard():
+        profiler.start()
+    try:
+        with record_function(STEP_MARK):
+            result = step()
+            if on_gpu:
+                torch.cuda.synchronize()
+    finally:
+        profiler.stop()
     trace = _read_trace(profiler)
     begin_ns, end_ns = trace.step
     share = covered(trace.communication, begin_ns, end_ns) / (end_ns - begin_ns)
     return CommunicationMeasurement(result, None if on_gpu and not trace.num_gpu_events else share, (end_ns - begin_ns) / 1e9)
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Drop what the profiler writes on stderr as it starts: outside the main thread it reports an error that is none."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def covered(intervals: Iterable[Interval], begin: int, end: int) -> int:

@@ -127,7 +127,11 @@ def _config_errors(kind: str) -> Iterator[None]:
         yield
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ModelError(
-            Problem(f"model.config of {kind}", f"is refused: {_last_line(error)}", "correct the values under model.config")
+            Problem(
+                f"model.config of {kind}",
+                f"is refused: {_last_line(error)}",
+                "correct the values under model.config, or set model.attention",
+            )
         ) from error
 
 
@@ -211,7 +215,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     spec = spec_from_config(config)
     if spec is not None:
         return spec
-    network: Any = meta_network(config, attention="sdpa", trust_remote_code=False)
+    network: Any = meta_network(config, attention="eager", trust_remote_code=False)
     head = network.get_output_embeddings().weight
     tables = [m.weight for m in network.modules() if isinstance(m, nn.Embedding) and m.weight is not head]
     inactive = sum(_inactive_parameters(name, parameter, config) for name, parameter in network.named_parameters())

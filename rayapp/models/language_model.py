@@ -13,13 +13,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rayapp.errors import ModelError, Problem
 from rayapp.models.loss import LossHead, logits_cross_entropy
-from rayapp.models.transformer import SimpleTransformer
+from rayapp.models.transformer import SimpleTransformer, document_mask
 
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 8
 PROBE_RANGE = 100.0
+LARGEST_LEAK = 0.25
 
 
 class LanguageModel(nn.Module):
@@ -28,6 +30,8 @@ class LanguageModel(nn.Module):
     Attributes:
         network: a transformers model whose output layer is a :class:`LossHead`, or a :class:`SimpleTransformer`.
         fused_loss: True while logits are never held whole. Set by :meth:`choose_loss`.
+        resets_attention: True where batches come with ``position_ids``, so that documents that share a row are kept apart.
+        passes_mask: True where the network is given a mask that keeps documents apart. Set by :meth:`choose_mask`.
     """
 
     def __init__(self, network: nn.Module, *, chunk_tokens: int) -> None:
@@ -35,7 +39,9 @@ class LanguageModel(nn.Module):
         self.network = network
         self.chunk_tokens = chunk_tokens
         self.fused_loss = True
-        self._probing = False
+        self.resets_attention = False
+        self.passes_mask = False
+        self._probe: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """The sum of the cross-entropy over the valid labels, in nats.
@@ -49,17 +55,20 @@ class LanguageModel(nn.Module):
             An fp32 scalar. A mixture of experts whose configuration asks for ``output_router_logits`` adds its balancing
             loss, times the number of valid labels.
         """
-        if self._probing:
-            return self._head_is_plain(input_ids)
+        if self._probe is not None:
+            return self._probe(input_ids)
         if isinstance(self.network, SimpleTransformer):
             return self._head_loss(self.network.lm_head, self.network.model(input_ids, position_ids), labels)
+        arguments = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if position_ids is not None and self.passes_mask:
+            arguments["attention_mask"] = self._additive_mask(position_ids)
         if not self.fused_loss:
-            output = cast("Any", self.network)(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+            output = cast("Any", self.network)(**arguments)
             return self._with_balancing_loss(
                 logits_cross_entropy(output.logits.flatten(0, 1), labels.flatten(), self.chunk_tokens), output, labels
             )
         wants_routers = {"output_router_logits": True} if self._balances_experts else {}
-        output = cast("Any", self.network).base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **wants_routers)
+        output = cast("Any", self.network).base_model(**arguments, **wants_routers)
         loss = self._head_loss(output_layer(self.network), output.last_hidden_state, labels)
         return self._with_balancing_loss(loss, output, labels)
 
@@ -94,15 +103,7 @@ class LanguageModel(nn.Module):
         """
         if isinstance(self.network, SimpleTransformer):
             return
-        tokens = torch.arange(PROBE_TOKENS, device=device).unsqueeze(0) % output_layer(self.network).out_features
-        was_training = self.training
-        self.eval()
-        self._probing = True
-        try:
-            self.fused_loss = bool(forward(tokens, tokens))
-        finally:
-            self._probing = False
-            self.train(was_training)
+        self.fused_loss = self._ask(forward, self._head_is_plain, device) > 0
         if not self.fused_loss:
             logger.info("the model changes its logits around the output layer: the loss holds the logits of a micro-batch")
 
@@ -123,6 +124,69 @@ class LanguageModel(nn.Module):
         hidden = cast("Any", self.network).base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         plain = torch.equal(logits, seen[1]) and torch.allclose(hidden, seen[0])
         return torch.tensor(float(plain), device=input_ids.device)
+
+    @torch.no_grad()
+    def choose_mask(self, forward: Callable[..., Tensor], device: torch.device | str) -> None:
+        """Where attention is reset, make sure that documents that share a row do not see each other.
+
+        Most networks of transformers make their mask from the positions. To one that does not, the mask is passed.
+
+        Args:
+            forward: see :meth:`choose_loss`.
+            device: where the probe runs.
+
+        Raises:
+            ModelError: the documents cannot be kept apart.
+        """
+        if not self.resets_attention or isinstance(self.network, SimpleTransformer):
+            return
+        config: Any = self.network.config
+        takes_mask = config._attn_implementation in {"sdpa", "eager"} and not getattr(config, "sliding_window", None)
+        for self.passes_mask in (False, True) if takes_mask else (False,):
+            if self._ask(forward, self._leak, device) <= LARGEST_LEAK:
+                return
+        raise ModelError(
+            Problem(
+                "data.reset_attention=True",
+                f"is not something that {config.model_type} can do: what a row's first document holds changes its second one",
+                "set data.reset_attention=false, or take another model",
+            )
+        )
+
+    def _leak(self, input_ids: Tensor) -> Tensor:
+        """How much a document changes by the one before it in its row: as a share of what it changes by where it may see it."""
+        half = input_ids.shape[1] // 2
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        other = input_ids[:, half:].repeat(1, 2)
+
+        def change(position_ids: Tensor, mask: Tensor | None) -> Tensor:
+            body = cast("Any", self.network).base_model
+            hidden, changed = (
+                body(input_ids=ids, position_ids=position_ids, attention_mask=mask, use_cache=False).last_hidden_state[:, half:].float()
+                for ids in (input_ids, other)
+            )
+            return torch.dist(hidden, changed)
+
+        apart = positions % half
+        return change(apart, self._additive_mask(apart) if self.passes_mask else None) / change(positions, None)
+
+    def _additive_mask(self, position_ids: Tensor) -> Tensor:
+        """[B, 1, S, S]: 0 where a position may look, and the least number of the network's type elsewhere."""
+        dtype = next(self.network.parameters()).dtype
+        allowed = document_mask(position_ids)
+        return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
+
+    def _ask(self, forward: Callable[..., Tensor], probe: Callable[[Tensor], Tensor], device: torch.device | str) -> float:
+        """What a probe finds in evaluation mode on one short row."""
+        tokens = torch.arange(PROBE_TOKENS, device=device).unsqueeze(0) % output_layer(self.network).out_features
+        was_training = self.training
+        self.eval()
+        self._probe = probe
+        try:
+            return float(forward(tokens, tokens))
+        finally:
+            self._probe = None
+            self.train(was_training)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, under its Hugging Face name."""

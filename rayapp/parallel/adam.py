@@ -35,13 +35,12 @@ def adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=optim.betas, eps=optim.eps, fused=True)
 
 
-def adam_state(parameter: Tensor, step: int) -> dict[str, Tensor]:
-    """What fused AdamW keeps for a parameter after ``step`` steps, with moments of zero."""
-    return {
-        "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+def set_step(optimizer: torch.optim.Optimizer, parameter: Tensor, step: int) -> None:
+    """Set what fused AdamW counts for a parameter; moments of zero are made where it has none yet."""
+    state = optimizer.state[parameter]
+    if not state:
+        state |= {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+    state["step"] = torch.tensor(float(step), dtype=torch.float32, device=parameter.device)
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:

@@ -96,6 +96,7 @@ def _sharded_model(run: ResolvedRun, device: torch.device, config: dict[str, obj
 
 
 def _finished(model: LanguageModel, run: ResolvedRun) -> LanguageModel:
+    model.resets_attention = run.file.data.reset_attention
     if run.file.train.activation_checkpointing:
         enable_activation_checkpointing(model.network)
     return model

@@ -14,12 +14,12 @@ from rayapp.data.shards import PreparedData
 from rayapp.data.tokenizer import load_tokenizer, tokenizer_sha256, vocab_size_of
 from rayapp.errors import DataError, Problem
 from rayapp.layout import BatchPlan, Layout, derive_batch, derive_layout
-from rayapp.models.build import check_against_data, model_config, model_spec
+from rayapp.models.build import check_against_data, check_model_folder, model_config, model_spec
 from rayapp.models.spec import ModelSpec
 from rayapp.plan.fit import check_fit, choose_strategy, memory_question
 from rayapp.plan.states import DataParallelStrategy
-from rayapp.preflight.placement import Placement, place
-from rayapp.preflight.settings import check_device, check_settings
+from rayapp.preflight.placement import Placement, choose_device, place
+from rayapp.preflight.settings import check_settings
 
 VALIDATIONS_PER_RUN = 5
 CHECKPOINTS_PER_RUN = 5
@@ -75,12 +75,13 @@ def derive_all(loaded: LoadedRunFile, inventory: ClusterInventory, prepared: Pre
     Raises:
         InputError: something cannot work.
     """
-    check_settings(loaded)
     file = loaded.file
+    check_settings(loaded, choose_device(file, inventory))
     placement = place(file, inventory)
-    check_device(file, placement.device)
     layout = derive_layout(placement.num_workers, file.parallel.tensor_parallel_size or 1, file.parallel.pipeline_parallel_size or 1)
     batch = derive_batch(file.batch.global_batch_size, layout.dp_size, file.batch.micro_batch_size, file.batch.gradient_accumulation_steps)
+    if file.model.path is not None:
+        check_model_folder(file.model.path, needs_weights=not file.model.random_weights)  # its tokenizer is read from there next
     vocabulary, special_tokens = tokenizer_facts(file, prepared)
     model = model_config(file.model, vocabulary, special_tokens)
     check_against_data(model, vocabulary, file.data.sequence_length)

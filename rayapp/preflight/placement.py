@@ -32,13 +32,19 @@ class Placement:
     memory_bytes: int | None
 
 
+def choose_device(file: RunFile, inventory: ClusterInventory) -> Literal["cuda", "cpu"]:
+    """What the workers compute on: what the run file says, else GPUs where it names their type or the cluster has some."""
+    wants_gpus = bool(inventory.num_gpus) or file.resources.gpu_type is not None
+    return file.train.device or ("cuda" if wants_gpus else "cpu")
+
+
 def place(file: RunFile, inventory: ClusterInventory) -> Placement:
     """Decide on workers and compare them with the nodes, one by one.
 
     Raises:
         PlacementError: with what was asked for and what the cluster has.
     """
-    device: Literal["cuda", "cpu"] = file.train.device or ("cuda" if inventory.num_gpus else "cpu")
+    device = choose_device(file, inventory)
     worker = WorkerResources(
         num_cpus=file.resources.cpus_per_worker or 1,
         num_gpus=1 if device == "cuda" else 0,
@@ -55,14 +61,17 @@ def place(file: RunFile, inventory: ClusterInventory) -> Placement:
 
 
 def _too_many(file: RunFile, inventory: ClusterInventory, worker: WorkerResources, wanted: int, most: int) -> Problem:
-    asked = f"{worker.num_cpus:g} CPU" + (f" and 1 {worker.gpu_type or ''} GPU".replace("  ", " ") if worker.num_gpus else "")
+    asked = f"{worker.num_cpus:g} CPU" + (f" and 1 {f'{worker.gpu_type} ' if worker.gpu_type else ''}GPU" if worker.num_gpus else "")
     if worker.labels:
         asked += f" on a node labelled {', '.join(f'{k}={v}' for k, v in worker.labels.items())}"
     types = f" ({', '.join(inventory.accelerator_types)})" if inventory.accelerator_types else ""
     have = f"{len(inventory.nodes)} node(s) with {inventory.num_cpus:g} CPUs and {inventory.num_gpus:g} GPUs{types}"
-    remedy = f"use train.num_workers={most}, or add nodes" if most else "change train.device or the keys under resources, or add nodes"
-    subject = f"train.num_workers={wanted}" if file.train.num_workers else f"train.device={'cuda' if worker.num_gpus else 'cpu'}"
-    return Problem(subject, f"is more than the {most} workers of {asked} each that the cluster can place: it has {have}", remedy)
+    if most == 0:
+        subject = f"train.num_workers={wanted}" if file.train.num_workers else f"train.device={'cuda' if worker.num_gpus else 'cpu'}"
+        remedy = "change train.device or the keys under resources, or add nodes"
+        return Problem(subject, f"finds no node for a worker of {asked}: the cluster has {have}", remedy)
+    rule = f"is more than the {most} workers of {asked} each that the cluster can place: it has {have}"
+    return Problem(f"train.num_workers={wanted}", rule, f"use train.num_workers={most}, or add nodes")
 
 
 def _memory(nodes: list[NodeInventory], worker: WorkerResources, wanted: int, device: str) -> int | None:

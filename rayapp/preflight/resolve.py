@@ -73,7 +73,9 @@ def resolve(derived: Derived, prepared: PreparedData, run_dir: Location, checkpo
         DataError: the run to resume has other data.
     """
     if checkpoint is not None:
-        check_resumable(derived, prepared, read_resolved(run_dir))
+        before = read_resolved(run_dir)
+        check_same_data(prepared.manifest.fingerprint, before)
+        check_resumable(derived, before)
     file, batch, layout = derived.file, derived.batch, derived.layout
     sequence = file.data.sequence_length
     return ResolvedRun(
@@ -132,21 +134,28 @@ def peak_flops_of(name: str, precision: Precision) -> tuple[float | None, str]:
     return peak, f"{known.name}, dense {precision}: {peak / 1e12:.0f} TFLOP/s"
 
 
-def check_resumable(derived: Derived, prepared: PreparedData, before: ResolvedRun) -> None:
-    """Refuse to continue a run on other data, with another model or in another order of data.
+def check_same_data(data_fingerprint: str, before: ResolvedRun) -> None:
+    """Refuse to continue a run on other data.
 
     Raises:
-        CheckpointError: the model or the order of data differs.
         DataError: the data differs.
     """
-    if prepared.manifest.fingerprint != before.data.fingerprint:
+    if data_fingerprint != before.data.fingerprint:
         raise DataError(
             Problem(
-                f"data {prepared.manifest.fingerprint}",
+                f"data {data_fingerprint}",
                 f"is not what run {before.run_id} was started on ({before.data.fingerprint})",
                 "restore the corpus and the keys under data, or start a new run",
             )
         )
+
+
+def check_resumable(derived: Derived, before: ResolvedRun) -> None:
+    """Refuse to continue a run with another model or in another order of data.
+
+    Raises:
+        CheckpointError: the model or the order of data differs.
+    """
     problems = []
     for key in sorted(set(derived.model) | set(before.transformers_config)):
         ours, theirs = derived.model.get(key), before.transformers_config.get(key)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.schema import RunFile
-from rayapp.errors import InputError, Problem, RunFileError
+from rayapp.errors import Problem, RunFileError
 
 IMPLEMENTED_KINDS = ("auto", "ddp", "zero")
 
 
-def check_settings(loaded: LoadedRunFile) -> None:
+def check_settings(loaded: LoadedRunFile, device: Literal["cuda", "cpu"]) -> None:
     """Refuse what cannot go together.
+
+    Args:
+        loaded: the run file.
+        device: what the workers compute on.
 
     Raises:
         RunFileError: with everything that is wrong.
     """
     file = loaded.file
     found = [*_parallel_kind(file), *_zero_options(file), *_optimizer(file), *_pretrained_tokenizer(file)]
+    if device == "cpu":
+        found += _cpu_workers(file)
     if found:
         raise RunFileError(*(Problem(p.subject, p.rule, p.remedy, loaded.where(p.subject.split("=")[0])) for p in found))
 
@@ -85,7 +93,7 @@ def _pretrained_tokenizer(file: RunFile) -> list[Problem]:
     if uses_weights and file.data.tokenizer.train is not None:
         return [
             Problem(
-                f"data.tokenizer.train={file.data.tokenizer.train.vocab_size}",
+                f"data.tokenizer.train.vocab_size={file.data.tokenizer.train.vocab_size}",
                 f"would give other tokens than the weights of {file.model.path} know",
                 "leave data.tokenizer out, or set model.random_weights=true",
             )
@@ -93,14 +101,8 @@ def _pretrained_tokenizer(file: RunFile) -> list[Problem]:
     return []
 
 
-def check_device(file: RunFile, device: str) -> None:
-    """Refuse what CPUs cannot do.
-
-    Raises:
-        InputError: with everything that is wrong.
-    """
-    if device != "cpu":
-        return
+def _cpu_workers(file: RunFile) -> list[Problem]:
+    """What CPUs cannot do."""
     problems = []
     if file.train.precision == "fp16":
         problems.append(Problem("train.precision=fp16", "needs GPUs", "use bf16 or fp32"))
@@ -109,5 +111,10 @@ def check_device(file: RunFile, device: str) -> None:
             problems.append(Problem(f"parallel.{key}={getattr(file.parallel, key)}", "has nothing to gain on CPUs", "leave it out"))
     if file.model.attention.startswith("flash"):
         problems.append(Problem(f"model.attention={file.model.attention}", "needs GPUs", "use sdpa"))
-    if problems:
-        raise InputError(*problems)
+    if file.resources.gpu_type is not None:
+        problems.append(
+            Problem(
+                f"resources.gpu_type={file.resources.gpu_type}", "goes with GPUs, not with train.device=cpu", "leave one of the two out"
+            )
+        )
+    return problems

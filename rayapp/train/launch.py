@@ -18,19 +18,20 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from rayapp.checkpoint.export import export_run
-from rayapp.checkpoint.runs import RunFolder, named_run, new_run_id, newest_run
+from rayapp.checkpoint.runs import RunFolder, named_run, new_run_id, newest_run, read_resolved
 from rayapp.checkpoint.store import Checkpoint, newest_intact
 from rayapp.cluster.connect import connected, finds_cluster
 from rayapp.cluster.interface import NodeInterfaceTorchConfig
-from rayapp.cluster.inventory import ClusterInventory, local_inventory, read_inventory
+from rayapp.cluster.inventory import local_inventory, read_inventory
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import ResolvedRun
-from rayapp.data.prepare import find_prepared, prepare
+from rayapp.data.prepare import prepare
 from rayapp.documents import TrainDocument
 from rayapp.errors import CheckpointError, PlacementError, Problem, WorkerError
 from rayapp.metrics.jsonl import read_records
 from rayapp.preflight.derive import derive_all
 from rayapp.preflight.resolve import check_prepared, claim_run, open_storage, resolve
+from rayapp.preflight.start import check_start, find_usable
 from rayapp.report.page import run_page
 from rayapp.storage import Location, open_location
 from rayapp.train.board import Board
@@ -63,12 +64,17 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
     """
     storage = open_storage(loaded)
     run_dir, checkpoint = _choose_run(loaded, storage, resume, run_id)
-    find_prepared(loaded.file, storage)
+    before = None if checkpoint is None else read_resolved(run_dir)
+    prepared = find_usable(loaded.file, storage, before)
     if not finds_cluster(address):
-        derive_all(loaded, local_inventory())  # refuse what cannot work before a Ray is started for it
+        check_start(loaded, local_inventory(), prepared, before)  # refuse what cannot work before a Ray is started for it
     with connected(address):
         inventory = read_inventory()
-        run = _resolve(loaded, storage, inventory, run_dir=run_dir, checkpoint=checkpoint, report=report)
+        check_start(loaded, inventory, prepared, before)
+        if prepared is None:
+            prepared = prepare(loaded.file, storage, report)
+            check_prepared(prepared)
+        run = resolve(derive_all(loaded, inventory, prepared), prepared, run_dir, checkpoint)
         claim_run(run_dir, run, yaml.safe_dump(loaded.file.model_dump(mode="json"), sort_keys=False))
         RunFolder(run_dir).environment.write_text(json.dumps(describe_environment(inventory), indent=1))
         report(f"run {run.file.name}/{run.run_id}: {run.strategy} on {run.layout.world_size} x {run.device.name} ({run.strategy_reason})")
@@ -92,22 +98,6 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
     if checkpoint is None:
         logger.warning("run %s has no complete checkpoint; it starts from step 0", run_dir)
     return run_dir, checkpoint
-
-
-def _resolve(
-    loaded: LoadedRunFile,
-    storage: Location,
-    inventory: ClusterInventory,
-    *,
-    run_dir: Location,
-    checkpoint: Checkpoint | None,
-    report: Report,
-) -> ResolvedRun:
-    derive_all(loaded, inventory)
-    prepared = prepare(loaded.file, storage, report)
-    check_prepared(prepared)
-    derived = derive_all(loaded, inventory, prepared)
-    return resolve(derived, prepared, run_dir, checkpoint)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def resolved(
     """A resolved run of a tiny model; ``sections`` override the run file's."""
     train = {"precision": "fp32", "num_steps": 20, "seed": 7, "loss_chunk_tokens": 16, **sections.pop("train", {})}
     optim = {"learning_rate": 3e-3, "weight_decay": 0.1, "eps": 1e-6, **sections.pop("optim", {})}
-    model = {"kind": family, "config": FAMILIES[family], **sections.pop("model", {})}
+    model = {"kind": family, "config": FAMILIES.get(family, {}), **sections.pop("model", {})}
     file = RunFile.model_validate(
         {
             "name": "test",

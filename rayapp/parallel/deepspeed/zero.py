@@ -22,7 +22,7 @@ from rayapp.config.schema import OptimSection
 from rayapp.engine import Batch, EvalOutput, ParameterState, StepOutput, TrainingState
 from rayapp.fragments import PARTS, Fragment, FragmentedState, Part, StateIndex, reader_of, write_fragments, write_index
 from rayapp.models.language_model import LanguageModel
-from rayapp.parallel.adam import adam_state, adamw, decay_groups, is_decayed, steps_taken
+from rayapp.parallel.adam import adamw, decay_groups, is_decayed, set_step, steps_taken
 from rayapp.parallel.tokens import count_valid_tokens, evaluate
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class ZeroEngine:
             model.get_buffer(name).data = buffer.to(device)
         self._partitions = _Partitions(self._engine.optimizer, self._stage, self._weights, shapes)
         model.choose_loss(self._engine, device)
+        model.choose_mask(self._engine, device)
 
     def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
         for group in self._engine.optimizer.param_groups:
@@ -142,7 +143,7 @@ class _Partitions:
 
     def _start_moments(self, step: int) -> None:
         for partition in self._flat_partitions:
-            self.adam.state[partition] = adam_state(partition, step)
+            set_step(self.adam, partition, step)
 
     def fragments(self) -> Iterator[Fragment]:
         """What this rank owns."""

@@ -16,7 +16,7 @@ from rayapp.config.schema import OptimSection, Precision
 from rayapp.engine import Batch, EvalOutput, ParameterState, StepOutput, TrainingState
 from rayapp.fragments import PARTS, Fragment, FragmentedState, Part, StateIndex, reader_of, write_fragments, write_index
 from rayapp.models.language_model import LanguageModel
-from rayapp.parallel.adam import adam_state, adamw, decay_groups, is_decayed, steps_taken
+from rayapp.parallel.adam import adamw, decay_groups, is_decayed, set_step, steps_taken
 from rayapp.parallel.tokens import count_valid_tokens, evaluate
 
 
@@ -42,6 +42,7 @@ class DdpEngine:
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=max(1, bucket_bytes // 2**20)
             )
         model.choose_loss(self._ddp, device)
+        model.choose_mask(self._ddp, device)
 
     def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
         for group in self._optimizer.param_groups:
@@ -137,7 +138,7 @@ class DdpEngine:
     def load_state(self, state: TrainingState) -> None:
         read = reader_of(state)
         for name, master in self._masters.items():
-            self._optimizer.state[master] = adam_state(master, state.step)
+            set_step(self._optimizer, master, state.step)
             for part in PARTS:
                 self._part(name, part).copy_(read(name, part, 0, master.numel()).view_as(master))
         self._refresh_copies()

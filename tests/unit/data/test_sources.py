@@ -135,11 +135,13 @@ def test_an_explicit_format_wins(tmp_path: Path, override: str) -> None:
         ("corpus/[z-a]*", "is no pattern"),
         ("corpus/a.txt/*", "matches no file"),
         ("empty", "holds no file"),
+        ("blank", "holds no text: 1 files of 0 bytes"),
         ("packed", "format that cannot be read"),
     ],
 )
 def test_refusals(corpus: Path, path: str, match: str) -> None:
     (corpus.parent / "empty").mkdir()
+    (corpus.parent / "blank").touch()
     (corpus.parent / "packed").mkdir()
     (corpus.parent / "packed" / "x.tar").write_text("x")
     with pytest.raises(DataError, match=match) as error:

@@ -1,0 +1,215 @@
+"""Checkpoints of one rank: complete or not there, the newest and the best kept, damage named."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from pyarrow import fs
+
+from rayapp.checkpoint.store import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointStore,
+    Progress,
+    checkpoint_at,
+    complete_checkpoints,
+    newest_intact,
+)
+from rayapp.errors import CheckpointError, StorageError
+from rayapp.storage import Location, open_location
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    return open_location(str(tmp_path / "checkpoints"))
+
+
+def progress(step: int, validation_loss: float | None = None) -> Progress:
+    return Progress(step=step, data_fingerprint="f", validation_loss=validation_loss)
+
+
+def writer(content: bytes = b"weights") -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        (target / "rank-0").write_bytes(content)
+        (target / "state.json").write_bytes(b"{}")
+
+    return write
+
+
+def store_of(folder: Location, keep_last: int = 2, keep_best: int = 0) -> CheckpointStore:
+    return CheckpointStore(folder, keep_last=keep_last, keep_best=keep_best)
+
+
+def save(folder: Location, *steps: int, keep_last: int = 10) -> None:
+    for step in steps:
+        store_of(folder, keep_last).save(progress(step), writer(f"weights of {step}".encode()))
+
+
+def steps_on_disk(folder: Location) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in sorted(folder.local_path.iterdir())]
+
+
+def file_of(folder: Location, step: int, name: str = "rank-0") -> Path:
+    return folder.local_path / f"step-{step:08d}" / name
+
+
+def test_the_manifest_tells_what_was_written(folder: Location) -> None:
+    checkpoint = store_of(folder).save(progress(3, validation_loss=1.5), writer(b"some weights"))
+    listed = json.loads(file_of(folder, 3, MANIFEST).read_text())
+    assert listed["files"] == {
+        "rank-0": {"size_bytes": 12, "sha256": hashlib.sha256(b"some weights").hexdigest()},
+        "state.json": {"size_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()},
+    }
+    assert listed["progress"]["validation_loss"] == 1.5
+    assert checkpoint.size_bytes == 14
+    assert sorted(path.name for path in file_of(folder, 3).parent.iterdir()) == [MANIFEST, "rank-0", "state.json"]
+    assert newest_intact(folder) == checkpoint
+
+
+def test_the_newest_and_the_best_are_kept(folder: Location) -> None:
+    losses = {1: 3.0, 2: 1.0, 3: None, 4: 1.2, 5: 2.0, 6: 2.5, 7: 2.6}
+    store = store_of(folder, keep_last=2, keep_best=2)
+    kept = []
+    for step, loss in losses.items():
+        store.save(progress(step, loss), writer())
+        kept.append(steps_on_disk(folder))
+    assert kept == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [2, 4, 5], [2, 4, 5, 6], [2, 4, 6, 7]]
+
+
+def test_a_later_save_of_a_step_replaces_the_one_before(folder: Location) -> None:
+    store_of(folder).save(progress(4), writer(b"old"))
+    file_of(folder, 4, "rank-7").write_bytes(b"of a larger world")
+    checkpoint = store_of(folder).save(progress(4), writer(b"new"))
+    assert file_of(folder, 4).read_bytes() == b"new"
+    assert not file_of(folder, 4, "rank-7").exists()
+    checkpoint.verify()
+
+
+def test_a_half_written_folder_does_not_count_and_is_cleared(folder: Location) -> None:
+    save(folder, 1)
+    half = file_of(folder, 2).parent
+    (half / "rayapp-save-x").mkdir(parents=True)
+    (half / "rank-0").write_bytes(b"half")
+    (half / "rank-1").write_bytes(b"half")
+    assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [1]
+    assert newest_intact(folder) == checkpoint_at(folder, 1)
+    with pytest.raises(CheckpointError, match=r"step 2 has no complete checkpoint in .*; the steps are 1$"):
+        checkpoint_at(folder, 2)
+    save(folder, 2)
+    assert sorted(path.name for path in half.iterdir()) == [MANIFEST, "rank-0", "state.json"]
+
+
+def test_a_process_that_dies_between_the_files_and_the_manifest_leaves_nothing_that_counts(folder: Location) -> None:
+    save(folder, 1)
+
+    class Killed(BaseException):
+        pass
+
+    def die(target: Path) -> None:
+        (target / "rank-0").write_bytes(b"half")
+        raise Killed
+
+    with pytest.raises(Killed):
+        store_of(folder).save(progress(1), die)
+    assert newest_intact(folder) is None, "the same step was being replaced"
+    save(folder, 1)
+    assert checkpoint_at(folder, None).step == 1
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGE = {
+    "has other content than was written": flip,
+    r"has 11 bytes where the manifest says 12": truncate,
+    "is missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("told", list(DAMAGE))
+def test_damage_is_named_and_the_checkpoint_before_is_used(folder: Location, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    save(folder, 1, 2)
+    damaged = file_of(folder, 2)
+    DAMAGE[told](damaged)
+    with pytest.raises(CheckpointError, match=told) as refused:
+        checkpoint_at(folder, 2)
+    assert str(damaged) in str(refused.value)
+    newest = newest_intact(folder)
+    assert newest is not None
+    assert newest.step == 1
+    assert str(damaged) in caplog.text
+
+
+def test_when_all_are_damaged_all_are_named(folder: Location) -> None:
+    save(folder, 1, 2)
+    for step in (1, 2):
+        flip(file_of(folder, step))
+    with pytest.raises(CheckpointError) as refused:
+        newest_intact(folder)
+    assert [problem.subject for problem in refused.value.problems] == [f"checkpoint file {file_of(folder, step)}" for step in (2, 1)]
+
+
+def test_a_manifest_that_cannot_be_read_is_left_alone(folder: Location, caplog: pytest.LogCaptureFixture) -> None:
+    save(folder, 1, 2)
+    file_of(folder, 2, MANIFEST).write_text('{"format": 99}')
+    assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [1]
+    assert "step-00000002" in caplog.text
+    assert file_of(folder, 2).exists()
+
+
+def test_an_empty_run_has_no_checkpoint(folder: Location) -> None:
+    assert newest_intact(folder) is None
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
+        checkpoint_at(folder, None)
+
+
+def test_a_write_that_fails_loses_nothing_that_was_complete(folder: Location) -> None:
+    save(folder, 1, 2, keep_last=1)
+
+    def full(target: Path) -> None:
+        (target / "rank-0").write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"could not be written: rank 0: .*No space left on device; free space"):
+        store_of(folder, keep_last=1).save(progress(3), full)
+    assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [2]
+    checkpoint_at(folder, 2).verify()
+    save(folder, 3, keep_last=1)
+    assert steps_on_disk(folder) == [3]
+
+
+def test_storage_that_is_no_file_tree(tmp_path: Path) -> None:
+    remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    folder = Location(remote, "run/checkpoints", "mock://bucket/run/checkpoints")
+    store = store_of(folder, keep_last=1)
+    store.save(progress(1), writer())
+    checkpoint = store.save(progress(2), writer(b"far away"))
+    assert [found.step for found in complete_checkpoints(folder)] == [2]
+    checkpoint.verify()
+    with checkpoint.opened() as local:
+        assert sorted(path.name for path in local.iterdir()) == ["rank-0", "state.json"]
+        assert (local / "rank-0").read_bytes() == b"far away"
+    assert not local.exists()
+    flip(tmp_path / "run/checkpoints/step-00000002/rank-0")
+    with pytest.raises(CheckpointError, match="mock://bucket/run/checkpoints/step-00000002/rank-0 has other content"):
+        Checkpoint(checkpoint.folder, checkpoint.manifest).verify()
