@@ -124,8 +124,11 @@ def _remedy(value: Any, errors: list[ErrorDetails]) -> str:
         return "leave the key out for its default"
     if "literal" in kinds and (close := _closest(str(value), _literal_choices(errors))):
         return f"did you mean {close}?"
+    bounds = [f"{BOUNDS[e['type']][1]} {e['ctx'][BOUNDS[e['type']][0]]:g}" for e in errors if e["type"] in BOUNDS]
+    if bounds:
+        return f"use a value {' and '.join(bounds)}"
     if kinds & {"int", "float"}:
-        return _write_number(value)
+        return _write_number(value) or "write a plain number"
     if "bool" in kinds and str(value).lower() in YES_NO:
         return f"write {YES_NO[str(value).lower()]}"
     if "string" in kinds:

@@ -268,7 +268,7 @@ def transformers_config(config: dict[str, Any]) -> Any:
 
 def _replace_head(network: Any) -> None:
     head = network.get_output_embeddings()
-    network.set_output_embeddings(LossHead(head.weight, getattr(head, "bias", None)))
+    network.set_output_embeddings(LossHead(head.weight, getattr(head, "bias", None), head.out_features))
 
 
 def enable_activation_checkpointing(network: nn.Module) -> None:

@@ -20,10 +20,11 @@ class LossHead(nn.Module):
     is computed inside the module that owns the weight: ZeRO-3 gathers a weight for its own module only.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, out_features: int | None = None) -> None:
+        """Take over parameters; ``out_features`` is V, for a weight that is sharded already and has no rows."""
         super().__init__()
         self.bias: nn.Parameter | None
-        self.out_features = int(weight.shape[0])  # kept, because a sharded weight has no rows
+        self.out_features = out_features or int(weight.shape[0])
         self.weight = weight
         self.register_parameter("bias", bias)
 

@@ -97,6 +97,10 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
     checkpoint = newest_intact(RunFolder(run_dir).checkpoints)
     if checkpoint is None:
         logger.warning("run %s has no complete checkpoint; it starts from step 0", run_dir)
+    elif checkpoint.step > loaded.file.train.num_steps:
+        rule = f"is less than the {checkpoint.step} steps that run {run_dir.name} has behind it"
+        remedy = f"use more than {checkpoint.step}, or start a new run"
+        raise CheckpointError(Problem(f"train.num_steps={loaded.file.train.num_steps}", rule, remedy, loaded.where("train.num_steps")))
     return run_dir, checkpoint
 
 

@@ -173,7 +173,7 @@ class _DdpState:
         return list(self._engine._masters)
 
     def parameter(self, name: str) -> ParameterState:
-        return ParameterState(name, *(self._engine._part(name, part).float().cpu() for part in PARTS))
+        return ParameterState(name, *(self._engine._part(name, part).to("cpu", torch.float32, copy=True) for part in PARTS))
 
     def __iter__(self) -> Iterator[ParameterState]:
         return map(self.parameter, self.names())
