@@ -124,16 +124,21 @@ def _remedy(value: Any, errors: list[ErrorDetails]) -> str:
         return "leave the key out for its default"
     if "literal" in kinds and (close := _closest(str(value), _literal_choices(errors))):
         return f"did you mean {close}?"
-    bounds = [f"{BOUNDS[e['type']][1]} {e['ctx'][BOUNDS[e['type']][0]]:g}" for e in errors if e["type"] in BOUNDS]
-    if bounds:
-        return f"use a value {' and '.join(bounds)}"
-    if kinds & {"int", "float"}:
-        return _write_number(value) or "write a plain number"
+    bounds = [_within(value, error) for error in errors if error["type"] in BOUNDS]
+    if bounds or kinds & {"int", "float"}:
+        return " and ".join(bounds) or _write_number(value)
     if "bool" in kinds and str(value).lower() in YES_NO:
         return f"write {YES_NO[str(value).lower()]}"
     if "string" in kinds:
         return "put it in quotes" if isinstance(value, bool | int | float) else ""
     return "write it as [a, b]" if kinds & {"list", "tuple"} else ""
+
+
+def _within(value: Any, error: ErrorDetails) -> str:
+    """What would keep to a bound."""
+    name, words = BOUNDS[error["type"]]
+    bound = error["ctx"][name]
+    return f"use {bound + 1:g} or more" if name == "gt" and isinstance(value, int) else f"use a value {words} {bound:g}"
 
 
 def _write_number(value: Any) -> str:
@@ -144,7 +149,7 @@ def _write_number(value: Any) -> str:
         return f"write {int(value)}"
     if isinstance(value, str) and len(value) < 20 and value.replace("_", "").isdecimal():
         return f"write {int(value.replace('_', ''))}"
-    return ""
+    return "write a plain number"
 
 
 def _literal_choices(errors: list[ErrorDetails]) -> list[str]:

@@ -89,9 +89,9 @@ def test_every_verb_refuses_a_wrong_run_file_with_all_its_problems(arguments: li
     assert json.loads(done.stdout) == {
         "error": "RunFileError",
         "problems": [
-            f"{path}:2: batch.global_batch_size=-1 is not greater than 0",
+            f"{path}:2: batch.global_batch_size=-1 is not greater than 0; use 1 or more",
             f"{path}:3: x=1 is not a key of the run file; its keys are {', '.join(RunFile.model_fields)}",
-            "command line: train.num_steps=many is not an integer",
+            "command line: train.num_steps=many is not an integer; write a plain number",
         ],
     }
     assert done.stderr == "".join(f"error: {problem}\n" for problem in json.loads(done.stdout)["problems"])
