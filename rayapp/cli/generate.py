@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from rayapp.cli.arguments import JsonOption, OverridesArgument, RunFileArgument
+from rayapp.cli.closing import closing, config_command, export_command, generate_command
 from rayapp.cli.console import Progress, run_verb
 from rayapp.config.load import load_run_file
 from rayapp.documents import GenerateDocument
@@ -35,11 +37,11 @@ def generate(
         run_dir = newest_complete_run(open_location(loaded.file.storage.path), loaded.file.name, run)
         return complete(RunFolder(run_dir).model, prompt, loaded.file.generate)
 
-    run_verb(work, _show, as_json=as_json)
+    run_verb(work, lambda document: _show(document, str(file), overrides or ()), as_json=as_json)
 
 
-def _show(document: GenerateDocument) -> Group:
-    lines: list[Text] = []
-    for completion in document.completions:
-        lines += [Text.assemble((completion.prompt, "bold"), completion.completion), Text()]
-    return Group(*lines, Text(f"from {document.model_dir}", style="dim"))
+def _show(document: GenerateDocument, file: str, overrides: Sequence[str]) -> Group:
+    lines = [Text.assemble((completion.prompt, "bold"), completion.completion) for completion in document.completions]
+    run_dir = document.model_dir.removesuffix("/model")
+    commands = [config_command(file, overrides), generate_command(file, [*overrides, "generate.temperature=1.0"]), export_command(run_dir)]
+    return Group(*lines, closing(run_dir, commands))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import typer
 from rich.console import Group
-from rich.text import Text
 
 from rayapp.cli.arguments import AddressOption, JsonOption, OverridesArgument, RunFileArgument
+from rayapp.cli.closing import closing, export_command, generate_command, resume_command
 from rayapp.cli.console import Progress, run_verb
 from rayapp.config.load import load_run_file
 from rayapp.documents import TrainDocument
@@ -44,27 +43,18 @@ def train(
 
         return launch(loaded, resume=resume, run_id=run_id, address=address, report=progress)
 
-    run_verb(work, lambda document: closing(document, file, overrides or ()), as_json=as_json)
+    run_verb(work, lambda document: _show(document, str(file), overrides or ()), as_json=as_json)
 
 
-def closing(document: TrainDocument, file: Path, overrides: Sequence[str]) -> Group:
-    """What the run came to, where everything lies, and what to try next."""
-    places = {
-        "metrics": f"{document.run_dir}/metrics.jsonl",
-        "TensorBoard": f"tensorboard --logdir {shlex.quote(document.run_dir + '/tensorboard')}",
-    }
-    lines = [f"{label:<12} {place}" for label, place in places.items()]
-    next_commands = ["", "Next:", *(f"  {command}" for command in commands_to_try(document, file, overrides))]
-    return Group(summary_table(document), "", *(Text(line) for line in [*lines, *next_commands]))
+def _show(document: TrainDocument, file: str, overrides: Sequence[str]) -> Group:
+    return Group(summary_table(document), closing(document.run_dir, commands_to_try(document, file, overrides)))
 
 
-def commands_to_try(document: TrainDocument, file: Path, overrides: Sequence[str]) -> list[str]:
-    """Complete the prompt, train on, export elsewhere: with the same overrides, so that each finds the run."""
+def commands_to_try(document: TrainDocument, file: str, overrides: Sequence[str]) -> list[str]:
+    """Complete a prompt, train on, export elsewhere: with the same overrides, so that each finds the run."""
     run_id = PurePosixPath(document.run_dir).name
-    others = [override for override in overrides if not override.startswith("train.num_steps=")]
-    run_file = shlex.join([str(file), *overrides])
     return [
-        f"rayapp generate {run_file} --prompt 'def '",
-        f"rayapp train {shlex.join([str(file), *others, f'train.num_steps={2 * document.steps}'])} --resume {run_id}",
-        f"rayapp export {shlex.quote(document.run_dir)} exported --dtype fp32",
+        generate_command(file, overrides),
+        resume_command(file, overrides, run_id, 2 * document.steps),
+        export_command(document.run_dir),
     ]

@@ -211,7 +211,7 @@ def trained(run_dir: str) -> TrainDocument:
 
 def test_the_commands_to_try_find_the_same_run() -> None:
     commands = commands_to_try(
-        trained("/data/my runs/quickstart/r1"), Path(QUICKSTART), ["storage.path=/data/my runs", "train.num_steps=100"]
+        trained("/data/my runs/quickstart/r1"), str(QUICKSTART), ["storage.path=/data/my runs", "train.num_steps=100"]
     )
     assert commands == [
         "rayapp generate jobs/quickstart.yaml 'storage.path=/data/my runs' train.num_steps=100 --prompt 'def '",
