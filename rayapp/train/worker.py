@@ -51,6 +51,8 @@ def run_worker(run_json: str, *, device: torch.device, tell: Tell, optional_sink
     """
     # torch renames collectives that DeepSpeed calls; the warning would come with every one of them
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # collectives of Python objects travel through the current device
     run = with_real_device(ResolvedRun.model_validate_json(run_json), device)
     logging.getLogger("rayapp").setLevel(logging.INFO if dist.get_rank() == 0 else logging.WARNING)
     try:
