@@ -17,7 +17,9 @@ def train_on_ranks(family: str, strategies: list[str], train: dict[str, Any], mi
 
     results = {}
     for strategy in strategies:
-        run = resolved(family, strategy=strategy, micro_batch_size=micro, accumulation=accumulation, train=train)
+        run = resolved(
+            family, strategy=strategy, world_size=dist.get_world_size(), micro_batch_size=micro, accumulation=accumulation, train=train
+        )
         engine = build_engine(run, torch.device("cpu"))
         outputs = [
             engine.train_step(rank_batches(step, dist.get_rank(), dist.get_world_size(), micro, accumulation), run.file.optim.learning_rate)

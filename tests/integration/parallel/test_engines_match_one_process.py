@@ -55,3 +55,16 @@ def test_accumulation_changes_nothing() -> None:
     two = run_ranks(train_on_ranks, 1, "llama", ["ddp", "zero-2"], {}, 4, 2)[0]
     for strategy in ("ddp", "zero-2"):
         assert eight[strategy][0] == pytest.approx(two[strategy][0], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "micro", "accumulation"), [(1, 4, 2), (4, 1, 2), (4, 2, 1)])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_fp32_matches_plain_torch_at_other_world_sizes(family: str, world_size: int, micro: int, accumulation: int) -> None:
+    run = resolved(family)
+    losses, _, _ = train_plainly(
+        plain_network(family), num_steps=STEPS, rows=8, micro_rows=8, learning_rate=run.file.optim.learning_rate, optim=run.file.optim
+    )
+    results = run_ranks(train_on_ranks, world_size, family, STRATEGIES, {}, micro, accumulation)[0]
+    for strategy in STRATEGIES:
+        assert results[strategy][0] == pytest.approx(losses, abs=1e-5), strategy
