@@ -19,12 +19,13 @@ from rayapp.checkpoint.runs import RunFolder, read_resolved
 from rayapp.checkpoint.store import checkpoint_at
 from rayapp.config.resolved import ResolvedRun
 from rayapp.documents import ExportDocument
-from rayapp.errors import CheckpointError, Problem
+from rayapp.errors import CheckpointError, Problem, StorageError
 from rayapp.fragments import FragmentedState, save_tensors
 from rayapp.models.build import DTYPES, meta_network, transformers_config
 from rayapp.models.transformer import SimpleTransformer
 from rayapp.storage import Location, open_location
 
+EXPORTED_ENDINGS = (".json", ".safetensors", ".jinja", ".txt", ".model")
 BLOCK_NAME = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -39,11 +40,13 @@ def export_run(run_dir: Location, out: Location, step: int | None = None, dtype:
 
     Raises:
         CheckpointError: no such run or checkpoint, or a damaged one.
+        StorageError: ``out`` holds something else than an export.
     """
     run = read_resolved(run_dir)
     chosen = dtype or run.file.export.dtype or run.file.train.precision
     if chosen not in DTYPES:
         raise CheckpointError(Problem(f"dtype={chosen!r}", "is not one of fp32, bf16, fp16", "use one of them"))
+    _check_target(out, run_dir)
     checkpoint = checkpoint_at(RunFolder(run_dir).checkpoints, step)
     tokenizer = _tokenizer_files(run)
     with _appearing(out) as folder:
@@ -53,6 +56,19 @@ def export_run(run_dir: Location, out: Location, step: int | None = None, dtype:
         for file in tokenizer:
             file.download(folder / file.name)
     return ExportDocument(model_dir=str(out), run_dir=str(run_dir), step=checkpoint.step, num_parameters=num_parameters, dtype=chosen)
+
+
+def _check_target(out: Location, run_dir: Location) -> None:
+    """Refuse to replace what is not an export."""
+    if not out.exists():
+        return
+    holds = {child.name for child in out.children()}
+    foreign = sorted(name for name in holds if not name.endswith(EXPORTED_ENDINGS))
+    if not out.is_dir() or foreign or (holds and "config.json" not in holds):
+        found = f"holds {foreign[0]}" if foreign else "is there and is not an export"
+        raise StorageError(Problem(f"export folder {out}", f"{found}, and an export replaces the whole folder", "give a new folder"))
+    if run_dir.path == out.path or run_dir.path.startswith(f"{out.path}/"):
+        raise StorageError(Problem(f"export folder {out}", f"contains the run {run_dir}", "give a new folder"))
 
 
 def _tokenizer_files(run: ResolvedRun) -> list[Location]:
@@ -92,7 +108,7 @@ def _publish(staging: Path, out: Location) -> None:
 def _write_weights(state: FragmentedState, run: ResolvedRun, folder: Path, dtype: torch.dtype) -> int:
     """Safetensors files of at most ``export.max_shard_bytes`` and their index; gives the number of weights."""
     writer = _ShardWriter(folder, run.file.export.max_shard_bytes)
-    network = meta_network(run.transformers_config, attention="eager", trust_remote_code=run.file.model.trust_remote_code)
+    network = meta_network(run.transformers_config, attention="eager")
     num_parameters = 0
     for names in _blocks(state.names()):
         block = {name: state.whole(name, "weight").to(dtype) for name in names}

@@ -13,6 +13,7 @@ NAME/RUN_ID/run.json          the resolved run
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -95,7 +96,12 @@ def read_resolved(root: Location) -> ResolvedRun:
 
 def runs_of(storage: Location, name: str) -> list[Location]:
     """The runs of a family, oldest first."""
-    return [run for run in (storage / name).children() if RunFolder(run).resolved.exists()]
+    runs = [run for run in (storage / name).children() if RunFolder(run).resolved.exists()]
+    return sorted(runs, key=lambda run: (_created_at(run), run.name))
+
+
+def _created_at(run: Location) -> float:
+    return float(json.loads(RunFolder(run).resolved.read_bytes()).get("created_at", 0.0))
 
 
 def newest_complete_run(storage: Location, name: str, run_id: str | None = None) -> Location:

@@ -43,6 +43,8 @@ class Progress(BaseModel):
     """Loss of this step."""
     validation_loss: float | None = None
     """The last validation loss."""
+    validation_step: int | None = None
+    """The step that it was measured at."""
     skipped_steps: int = 0
     """Steps that were not applied."""
     skipped_in_a_row: int = 0
@@ -53,6 +55,11 @@ class Progress(BaseModel):
     """The step whose validation first reached the target."""
     target_loss_s: float | None = None
     """Seconds of training until then."""
+
+    @property
+    def own_validation_loss(self) -> float | None:
+        """The validation loss of this step's own weights; None where they were not validated."""
+        return self.validation_loss if self.validation_step == self.step else None
 
 
 class FileEntry(BaseModel):
@@ -207,7 +214,7 @@ class CheckpointStore:
         merged = self._gather_files(files)
         manifest = Manifest(progress=progress, files=merged, written_at=time.time())
         self._run_on_first(lambda: (target / MANIFEST).write_text(manifest.model_dump_json(indent=1)))
-        self._run_on_first(self._remove_old)
+        self._run_on_first(lambda: self._remove_old(progress.step))
         return Checkpoint(target, manifest)
 
     def _clear(self, target: Location) -> None:
@@ -257,12 +264,15 @@ class CheckpointStore:
                 Problem(f"checkpoint in {self.folder}", f"could not be written: {told[0]}", "free space or mend the storage")
             )
 
-    def _remove_old(self) -> None:
-        checkpoints = complete_checkpoints(self.folder)
+    def _remove_old(self, newest_step: int) -> None:
+        """Keep the newest and the best. What lies after the step just saved was left behind when the run went back."""
+        everything = complete_checkpoints(self.folder)
+        checkpoints = [checkpoint for checkpoint in everything if checkpoint.step <= newest_step]
         kept = {checkpoint.step for checkpoint in checkpoints[-self._keep_last :]}
-        scored = [(c.manifest.progress.validation_loss, c.step) for c in checkpoints if c.manifest.progress.validation_loss is not None]
-        kept |= {step for _, step in sorted(scored)[: self._keep_best]}
-        for checkpoint in checkpoints:
+        losses = {checkpoint.step: checkpoint.manifest.progress.own_validation_loss for checkpoint in checkpoints}
+        scored = sorted((loss, step) for step, loss in losses.items() if loss is not None)
+        kept |= {step for _, step in scored[: self._keep_best]}
+        for checkpoint in everything:
             if checkpoint.step not in kept:
                 (checkpoint.folder / MANIFEST).delete()
                 checkpoint.folder.delete()

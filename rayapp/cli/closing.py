@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group
 from rich.text import Text
@@ -26,22 +28,31 @@ def closing(run_dir: str, commands: Sequence[str]) -> Group:
     return Group(*(Text(line) for line in ["", *lines, "", "Next:", *(f"  {command}" for command in commands)]))
 
 
+def launcher() -> str:
+    """How this command was started, so that the next one starts the same way: `rayapp`, or a Python with `-m rayapp`."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        python = Path(sys.executable)
+        shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+        return f"{shlex.quote(str(shown))} -m rayapp"
+    return "rayapp"
+
+
 def resume_command(file: str, overrides: Sequence[str], run_id: str, num_steps: int) -> str:
     """Train a run on to ``num_steps``, with the overrides that it was started with."""
     others = [override for override in overrides if not override.startswith("train.num_steps=")]
-    return f"rayapp train {shlex.join([file, *others, f'train.num_steps={num_steps}'])} --resume {run_id}"
+    return f"{launcher()} train {shlex.join([file, *others, f'train.num_steps={num_steps}'])} --resume {run_id}"
 
 
 def generate_command(file: str, overrides: Sequence[str]) -> str:
     """Complete a prompt with the newest export."""
-    return f"rayapp generate {shlex.join([file, *overrides])} --prompt 'def '"
+    return f"{launcher()} generate {shlex.join([file, *overrides])} --prompt 'def '"
 
 
 def export_command(run_dir: str) -> str:
     """Export the run's newest checkpoint elsewhere."""
-    return f"rayapp export {shlex.quote(run_dir)} exported --dtype fp32"
+    return f"{launcher()} export {shlex.quote(run_dir)} exported --dtype fp32"
 
 
 def config_command(file: str, overrides: Sequence[str]) -> str:
     """Show what the run file comes to."""
-    return f"rayapp config {shlex.join([file, *overrides])}"
+    return f"{launcher()} config {shlex.join([file, *overrides])}"

@@ -66,6 +66,8 @@ class ResolvedRun(Section):
 
     run_id: str
     """The start's name in its family."""
+    created_at: float
+    """When the run was first started: Unix time in seconds."""
     run_dir: str
     """Where the run lies: an absolute path or a URI."""
     file: RunFile

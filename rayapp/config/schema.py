@@ -20,7 +20,8 @@ NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False, strict=True)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 Flag = Annotated[bool, Field(strict=True)]
 ZeroStage = Annotated[Literal[1, 2, 3], BeforeValidator(_only_int)]
 
@@ -63,9 +64,6 @@ class ModelSection(Section):
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """The attention implementation."""
 
-    trust_remote_code: Flag = False
-    """Run Python code that comes with a hub model. Only for repositories that you have read."""
-
     @model_validator(mode="after")
     def _path_goes_with_pretrained(self) -> ModelSection:
         if self.kind == "pretrained" and not self.path:
@@ -74,6 +72,8 @@ class ModelSection(Section):
             raise ValueError(f"path goes with kind: pretrained, not with kind: {self.kind}; drop one of the two")
         if self.kind != "pretrained" and self.random_weights:
             raise ValueError(f"random_weights goes with kind: pretrained; kind: {self.kind} always starts from fresh weights")
+        if self.revision is not None and not self.path:
+            raise ValueError(f"revision={self.revision} goes with path; drop one of the two")
         return self
 
 
@@ -308,7 +308,7 @@ class ResourcesSection(Section):
     """Ray node labels that a worker's node must carry."""
 
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the workers."""
+    """Environment variables of the workers. They are stored with the run as they are: no place for secrets."""
 
     memory_bytes: PositiveInt | None = None
     """Memory of one worker's device that the fit is checked against. None: asked of the hardware."""
@@ -403,6 +403,9 @@ class GenerateSection(Section):
 
     top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""
+
+    seed: NonNegativeInt = 0
+    """Of the sampling."""
 
 
 class RunFile(Section):

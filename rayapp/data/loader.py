@@ -6,7 +6,7 @@ Shapes: B micro-batch size, S sequence length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
 from types import TracebackType
 
@@ -78,11 +78,11 @@ class Loader:
         if dp_rank == 0:
             _tell_if_cache_is_small(prepared, cache)
 
-    def train_batches(self, start_step: int) -> Iterator[list[Batch]]:
+    def train_batches(self, start_step: int) -> Generator[list[Batch], None, None]:
         """Endless: this rank's accumulation list of ``start_step``, of the step after it, and so on."""
         return self._ahead(lambda: self._train_steps(start_step))
 
-    def validation_batches(self, max_rows: int) -> Iterator[list[Batch]]:
+    def validation_batches(self, max_rows: int) -> Generator[list[Batch], None, None]:
         """Held-out rows in their order, evenly spread over all of them where there are more than ``max_rows``.
 
         Every rank gets the same number of micro-batches, in lists of ``gradient_accumulation_steps`` (the last list may be
@@ -122,7 +122,7 @@ class Loader:
     def _batch(self, row_ids: list[int]) -> Batch:
         return self._collate([None if row_id == PADDING_ROW_ID else self._reader[row_id] for row_id in row_ids], tuple(row_ids))
 
-    def _ahead(self, make_steps: Callable[[], Iterator[list[Batch]]]) -> Iterator[list[Batch]]:
+    def _ahead(self, make_steps: Callable[[], Iterator[list[Batch]]]) -> Generator[list[Batch], None, None]:
         if not self._pin_memory:
             return prefetched(make_steps, PREFETCHED_STEPS)
         device = torch.cuda.current_device()

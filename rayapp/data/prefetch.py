@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -41,7 +41,7 @@ class _Channel(Generic[Item]):
         return self._queue.get()
 
 
-def prefetched(make_items: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
+def prefetched(make_items: Callable[[], Iterator[Item]], depth: int) -> Generator[Item, None, None]:
     """The items, up to ``depth`` of which are made ahead by a thread.
 
     An exception of the thread is raised here, after the items before it. When this iterator is closed or dropped, the thread

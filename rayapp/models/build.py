@@ -56,7 +56,7 @@ def _pretrained_config(section: ModelSection) -> dict[str, Any]:
     assert section.path is not None
     check_model_folder(section.path, needs_weights=not section.random_weights)
     try:
-        config = AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=section.trust_remote_code)
+        config = AutoConfig.from_pretrained(section.path, revision=section.revision)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             Problem(
@@ -125,7 +125,7 @@ def _config_errors(kind: str) -> Iterator[None]:
 
     try:
         yield
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+    except (StrictDataclassError, ImportError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise ModelError(
             Problem(
                 f"model.config of {kind}",
@@ -215,7 +215,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     spec = spec_from_config(config)
     if spec is not None:
         return spec
-    network: Any = meta_network(config, attention="eager", trust_remote_code=False)
+    network: Any = meta_network(config, attention="eager")
     head = network.get_output_embeddings().weight
     tables = [m.weight for m in network.modules() if isinstance(m, nn.Embedding) and m.weight is not head]
     inactive = sum(_inactive_parameters(name, parameter, config) for name, parameter in network.named_parameters())
@@ -236,7 +236,7 @@ def _inactive_parameters(name: str, parameter: nn.Parameter, config: dict[str, A
     return parameter.numel() * (num_experts - active) // num_experts
 
 
-def meta_network(config: dict[str, Any], *, attention: str, trust_remote_code: bool) -> nn.Module:
+def meta_network(config: dict[str, Any], *, attention: str) -> nn.Module:
     """The network on the meta device, its output layer replaced by a :class:`LossHead`.
 
     Raises:
@@ -249,9 +249,7 @@ def meta_network(config: dict[str, Any], *, attention: str, trust_remote_code: b
     from transformers import AutoModelForCausalLM
 
     with _config_errors(config["model_type"]), torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(
-            transformers_config(config), attn_implementation=attention, trust_remote_code=trust_remote_code
-        )
+        network = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation=attention)
     _replace_head(network)
     return cast("nn.Module", network)
 
@@ -298,21 +296,21 @@ def fresh_model(
 
     Args:
         config: the complete configuration.
-        section: for the attention implementation and remote code.
+        section: for the attention implementation.
         seed: of the weights.
         dtype: of the parameters.
         device: where they are.
         chunk_tokens: see :class:`LanguageModel`.
         partition: called with a block's parameters as soon as they have values; it may shard them.
     """
-    network = meta_network(config, attention=section.attention, trust_remote_code=section.trust_remote_code)
+    network = meta_network(config, attention=section.attention)
     materialised: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, modules in _blocks(network):
         fresh: list[nn.Parameter] = []
         for module in modules:
             fresh.extend(_materialise(module, device, materialised))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(block_seed(seed, name))
+            torch.manual_seed(named_seed(seed, name))
             _init_modules(network, modules)
         for parameter in fresh:
             parameter.data = parameter.data.to(dtype)
@@ -338,7 +336,6 @@ def pretrained_model(
             revision=section.revision,
             dtype=dtype,
             attn_implementation=section.attention,
-            trust_remote_code=section.trust_remote_code,
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
@@ -354,7 +351,7 @@ def pretrained_model(
     return LanguageModel(network, chunk_tokens=chunk_tokens)
 
 
-def block_seed(seed: int, name: str) -> int:
+def named_seed(seed: int, name: str) -> int:
     """A seed of its own for each part of a model, from the run's seed and the part's name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")

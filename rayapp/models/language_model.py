@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 8
 PROBE_RANGE = 100.0
-LARGEST_LEAK = 0.25
+LARGEST_LEAK = 1e-3  # a mask that works leaks nothing at all
 
 
 class LanguageModel(nn.Module):
@@ -156,7 +156,7 @@ class LanguageModel(nn.Module):
     def _leak(self, input_ids: Tensor) -> Tensor:
         """How much a document changes by the one before it in its row: as a share of what it changes by where it may see it."""
         half = input_ids.shape[1] // 2
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         other = input_ids[:, half:].repeat(1, 2)
 
         def change(position_ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -177,8 +177,8 @@ class LanguageModel(nn.Module):
         return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
 
     def _ask(self, forward: Callable[..., Tensor], probe: Callable[[Tensor], Tensor], device: torch.device | str) -> float:
-        """What a probe finds in evaluation mode on one short row."""
-        tokens = torch.arange(PROBE_TOKENS, device=device).unsqueeze(0) % output_layer(self.network).out_features
+        """What a probe finds in evaluation mode on two short rows: some networks treat a single row differently."""
+        tokens = torch.arange(2 * PROBE_TOKENS, device=device).view(2, -1) % output_layer(self.network).out_features
         was_training = self.training
         self.eval()
         self._probe = probe

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from rayapp.config.schema import OptimSection
 
+LOSS_SCALE_WINDOW = 1000
+"""Finite steps after which fp16's loss scale is doubled, in every strategy."""
+
 
 def decay_groups(parameters: list[nn.Parameter], decays: list[bool], weight_decay: float) -> list[dict[str, Any]]:
     """Two parameter groups, those that decay first; an empty one is left out.

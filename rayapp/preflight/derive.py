@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from rayapp.cluster.inventory import ClusterInventory
@@ -130,6 +131,9 @@ def _filled(file: RunFile, placement: Placement, batch: BatchPlan, strategy: str
     for key in notes:
         section, field = key.split(".")
         tree[section][field] = values[key][0]
+    for section in (tree["model"], tree["data"]["tokenizer"]):
+        if section["path"] is not None and Path(section["path"]).expanduser().is_dir():
+            section["path"] = str(Path(section["path"]).expanduser().absolute())  # workers start in other folders
     if file.parallel.kind == "auto":
         tree["parallel"]["kind"] = "ddp" if strategy == "ddp" else "zero"
         notes["parallel.kind"] = reason

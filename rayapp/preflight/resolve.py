@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 
 from rayapp.checkpoint.runs import RunFolder, read_resolved
 from rayapp.checkpoint.store import Checkpoint
@@ -72,14 +73,17 @@ def resolve(derived: Derived, prepared: PreparedData, run_dir: Location, checkpo
         CheckpointError: the run to resume has another model.
         DataError: the run to resume has other data.
     """
+    created_at = time.time()
     if checkpoint is not None:
         before = read_resolved(run_dir)
+        created_at = before.created_at
         check_same_data(prepared.manifest.fingerprint, before)
         check_resumable(derived, before)
     file, batch, layout = derived.file, derived.batch, derived.layout
     sequence = file.data.sequence_length
     return ResolvedRun(
         run_id=run_dir.name,
+        created_at=created_at,
         run_dir=str(run_dir),
         file=file,
         strategy=derived.strategy,

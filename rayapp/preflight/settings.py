@@ -46,6 +46,9 @@ def _zero_options(file: RunFile) -> list[Problem]:
     parallel = file.parallel
     problems = []
     is_zero = parallel.kind == "zero"
+    if parallel.overlap_communication is not None and parallel.kind == "ddp":
+        rule = "goes with ZeRO; DDP always overlaps"
+        problems.append(Problem(f"parallel.overlap_communication={parallel.overlap_communication}", rule, "leave it out"))
     if parallel.zero_stage is not None and not is_zero:
         problems.append(
             Problem(

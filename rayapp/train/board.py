@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ray
 
+from rayapp.errors import RayappError
+
 
 @ray.remote(num_cpus=0)
 class Board:
@@ -12,6 +14,7 @@ class Board:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._starts = 0
+        self._refusal: RayappError | None = None
 
     def started(self) -> None:
         """A worker group is up and training begins."""
@@ -24,7 +27,11 @@ class Board:
         else:
             self._lines.append(line)
 
-    def take(self) -> tuple[list[str], int]:
-        """The lines since the last call, and how often a worker group has started."""
+    def refuse(self, error: RayappError) -> None:
+        """A rank cannot go on, and starting again would not help. Its peers may be waiting for it, so the driver ends the run."""
+        self._refusal = self._refusal or error
+
+    def take(self) -> tuple[list[str], int, RayappError | None]:
+        """The lines since the last call, how often a worker group has started, and why a rank refused the run."""
         lines, self._lines = self._lines, []
-        return lines, self._starts
+        return lines, self._starts, self._refusal

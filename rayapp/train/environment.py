@@ -23,7 +23,6 @@ PACKAGES = (
     "pyarrow",
     "numpy",
     "pydantic",
-    "liger-kernel",
 )
 GIT_TIMEOUT_S = 10
 

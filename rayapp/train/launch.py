@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import yaml
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayapp.checkpoint.export import export_run
 from rayapp.checkpoint.runs import RunFolder, named_run, new_run_id, newest_run, read_resolved
@@ -25,9 +27,10 @@ from rayapp.cluster.interface import NodeInterfaceTorchConfig
 from rayapp.cluster.inventory import local_inventory, read_inventory
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import ResolvedRun
+from rayapp.config.schema import NAME_PATTERN
 from rayapp.data.prepare import prepare
 from rayapp.documents import TrainDocument
-from rayapp.errors import CheckpointError, PlacementError, Problem, WorkerError
+from rayapp.errors import CheckpointError, PlacementError, Problem, RunFileError, WorkerError
 from rayapp.metrics.jsonl import read_records
 from rayapp.preflight.derive import derive_all
 from rayapp.preflight.resolve import check_prepared, claim_run, open_storage, resolve
@@ -87,6 +90,7 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
 def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, run_id: str | None) -> tuple[Location, Checkpoint | None]:
     name = loaded.file.name
     if resume is None:
+        _check_run_id(run_id)
         run_dir = storage / name / (run_id or new_run_id())
         if RunFolder(run_dir).resolved.exists():
             raise CheckpointError(
@@ -102,6 +106,12 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
         remedy = f"use more than {checkpoint.step}, or start a new run"
         raise CheckpointError(Problem(f"train.num_steps={loaded.file.train.num_steps}", rule, remedy, loaded.where("train.num_steps")))
     return run_dir, checkpoint
+
+
+def _check_run_id(run_id: str | None) -> None:
+    if run_id is not None and (run_id == NEWEST or not re.fullmatch(NAME_PATTERN, run_id)):
+        rule = f"is not a name that matches {NAME_PATTERN}, or is the word {NEWEST}"
+        raise RunFileError(Problem(f"--run-id {run_id}", rule, "use letters, digits, dots, dashes and underscores"))
 
 
 @dataclass(frozen=True)
@@ -120,25 +130,33 @@ def fit(run: ResolvedRun, report: Report) -> Finished:
         PlacementError: the workers were not placed in time.
         RunError: training failed.
     """
-    board = Board.remote()  # type: ignore[attr-defined]
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     fitting = _Fitting(_trainer(run, board))
     fitting.start()
     waited_s, starts = 0.0, 0
     while fitting.is_alive():
         fitting.join(POLL_S)
-        lines, starts = ray.get(board.take.remote())
-        for line in lines:
-            report(line)
+        starts = _pass_on(board, report)
         waited_s = 0.0 if starts else waited_s + POLL_S
         if waited_s > run.file.train.start_timeout_s:
             raise PlacementError(_not_placed(run))
-    lines, starts = ray.get(board.take.remote())
+    starts = _pass_on(board, report)
+    return Finished(fitting.value(), max(0, starts - 1))
+
+
+def _pass_on(board: Any, report: Report) -> int:
+    """Report what was told since the last time; gives how often a worker group has started.
+
+    Raises:
+        RayappError: a worker refused the run.
+    """
+    lines, starts, refusal = ray.get(board.take.remote())
     for line in lines:
         report(line)
-    value = fitting.value()
-    if isinstance(value, Refusal):
-        raise value.error
-    return Finished(value, max(0, starts - 1))
+    if refusal is not None:
+        raise refusal
+    return int(starts)
 
 
 class _Fitting(threading.Thread):

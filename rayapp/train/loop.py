@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from rayapp.metrics.communication import measure_communication
 from rayapp.metrics.memory import MemoryMeter
 from rayapp.metrics.record import CheckpointRecord, EventRecord, StepRecord, ValidationRecord, perplexity
 from rayapp.metrics.sink import Sink
-from rayapp.models.build import block_seed
+from rayapp.models.build import named_seed
 from rayapp.report.progress import progress_line
 from rayapp.train.schedule import learning_rate
 
@@ -84,7 +85,6 @@ class TrainLoop:
         self._clock = StepClock(self._train.num_steps - progress.step, tokens, trained_s=progress.training_s)
         self._memory = MemoryMeter(run.device.kind)
         self._peak_bytes = self._average_bytes = 0
-        self._saved_step = progress.step
 
     def run(self) -> Outcome:
         """Train to the run's last step, validate and save at the end.
@@ -93,7 +93,11 @@ class TrainLoop:
             NonFiniteError: too many steps in a row were not finite.
             StorageError: a checkpoint or the figures could not be written.
         """
-        batches = self._loader.train_batches(self._progress.step)
+        with contextlib.closing(self._loader.train_batches(self._progress.step)) as batches:
+            self._train_on(batches)
+        return Outcome(self._progress, self._run.device, self._clock.tokens_per_s, self._peak_bytes, self._average_bytes)
+
+    def _train_on(self, batches: Iterator[list[Batch]]) -> None:
         self._clock.start()
         for step in range(self._progress.step, self._train.num_steps):
             with self._clock.part("data"):
@@ -105,9 +109,9 @@ class TrainLoop:
             self._advance(step + 1, output)
             self._validate_and_save()
             self._record(output, rate, share, self._clock.end_step(profiled=profiled))
+            if self._is_saved_step() and self._sink is not None:
+                self._sink.flush()
             self._check_finite(output)
-        self._finish(batches)
-        return Outcome(self._progress, self._run.device, self._clock.tokens_per_s, self._peak_bytes, self._average_bytes)
 
     def _is_profiled(self, step: int) -> bool:
         interval = self._run.file.metrics.communication_interval_steps
@@ -116,7 +120,7 @@ class TrainLoop:
 
     def _step(self, step: int, micro_batches: list[Batch], rate: float, profiled: bool) -> tuple[StepOutput, float | None]:
         """One optimizer step; dropout is a function of seed, step and rank, so that a resumed run draws the same."""
-        torch.manual_seed(block_seed(self._train.seed, f"dropout/{step}/{self._dp_rank}"))
+        torch.manual_seed(named_seed(self._train.seed, f"dropout/{step}/{self._dp_rank}"))
         if not profiled:
             return self._engine.train_step(micro_batches, rate), 0.0 if self._layout.world_size == 1 else None
         measured = measure_communication(lambda: self._engine.train_step(micro_batches, rate))
@@ -139,13 +143,17 @@ class TrainLoop:
         step, file = self._progress.step, self._run.file
         is_last = step == self._train.num_steps
         assert file.train.validation_interval_steps is not None
-        assert file.checkpoint.interval_steps is not None
         if is_last or step % file.train.validation_interval_steps == 0:
             with self._clock.part("validation"):
                 self._validate()
-        if is_last or step % file.checkpoint.interval_steps == 0:
+        if self._is_saved_step():
             with self._clock.part("checkpoint"):
                 self._save()
+
+    def _is_saved_step(self) -> bool:
+        interval = self._run.file.checkpoint.interval_steps
+        assert interval is not None
+        return self._progress.step % interval == 0 or self._progress.step == self._train.num_steps
 
     def _validate(self) -> None:
         started = time.perf_counter()
@@ -156,7 +164,7 @@ class TrainLoop:
         if not num_valid_tokens:
             return
         loss = loss_sum / num_valid_tokens
-        update: dict[str, float | int] = {"validation_loss": loss}
+        update: dict[str, float | int] = {"validation_loss": loss, "validation_step": self._progress.step}
         target = self._train.target_loss
         if target is not None and loss <= target and self._progress.target_loss_step is None:
             update |= {"target_loss_step": self._progress.step, "target_loss_s": self._progress.training_s}
@@ -178,11 +186,8 @@ class TrainLoop:
     def _save(self) -> None:
         started = time.perf_counter()
         checkpoint = self._store.save(self._progress, self._engine.save)
-        self._saved_step = self._progress.step
         seconds = time.perf_counter() - started
         self._write(CheckpointRecord(time=time.time(), step=checkpoint.step, seconds=seconds, bytes=checkpoint.size_bytes))
-        if self._sink is not None:
-            self._sink.flush()
 
     def _record(self, output: StepOutput, rate: float, share: float | None, timing: StepTiming) -> None:
         memory_bytes, self._peak_bytes = self._memory_of_all_ranks()
@@ -247,13 +252,6 @@ class TrainLoop:
                 f"train.max_skipped_steps={self._train.max_skipped_steps}. Lower optim.learning_rate, lengthen optim.warmup_steps, "
                 "or look at the data of these steps"
             )
-
-    def _finish(self, batches: object) -> None:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
-        if self._saved_step != self._progress.step:
-            self._save()
 
     def _write(self, record: StepRecord | ValidationRecord | CheckpointRecord | EventRecord) -> None:
         if self._sink is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rayapp.config.resolved import ResolvedRun
 from rayapp.data.loader import Loader
 from rayapp.data.shards import open_prepared
 from rayapp.engine import TrainEngine
-from rayapp.errors import CheckpointError, Problem, RayappError, StorageError
+from rayapp.errors import CheckpointError, EngineError, Problem, RayappError, StorageError
 from rayapp.metrics.jsonl import JsonlSink
 from rayapp.metrics.sink import FanOut, Sink
 from rayapp.parallel.select import build_engine
@@ -57,7 +57,12 @@ def run_worker(run_json: str, *, device: torch.device, tell: Tell, optional_sink
     logging.getLogger("rayapp").setLevel(logging.INFO if dist.get_rank() == 0 else logging.WARNING)
     try:
         _check_shared_storage(run)
+    except StorageError as error:
+        return Refusal(error)
+    try:
         return _train(run, device, tell if dist.get_rank() == 0 else _quiet, optional_sinks)
+    except StorageError:
+        raise  # storage comes back; the newest checkpoint is still there
     except RayappError as error:
         logger.error("rank %d: %s", dist.get_rank(), error)
         return Refusal(error)
@@ -104,19 +109,27 @@ def _train(run: ResolvedRun, device: torch.device, tell: Tell, optional_sinks: M
     folder = RunFolder(open_location(run.run_dir))
     engine = build_engine(run, device)
     progress = _restore(run, folder, engine, tell)
-    sink = _sinks(run, folder, progress.step, optional_sinks) if dist.get_rank() == 0 else None
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(engine.close)
+        sink = _sinks(run, folder, progress.step, optional_sinks) if dist.get_rank() == 0 else None
+        if sink is not None:
+            cleanup.callback(sink.close)
         with _loader(run) as loader:
             store = CheckpointStore(folder.checkpoints, keep_last=run.file.checkpoint.keep_last, keep_best=run.file.checkpoint.keep_best)
             loop = TrainLoop(run, engine=engine, loader=loader, store=store, sink=sink, tell=tell, device=device, progress=progress)
-            return loop.run()
-    except torch.OutOfMemoryError:
-        logger.error("rank %d ran out of device memory:\n%s", dist.get_rank(), traceback.format_exc(limit=-3))
-        raise
-    finally:
-        if sink is not None:
-            sink.close()
-        engine.close()
+            try:
+                return loop.run()
+            except torch.OutOfMemoryError as error:
+                raise EngineError(_out_of_memory(run, error)) from error
+
+
+def _out_of_memory(run: ResolvedRun, error: torch.OutOfMemoryError) -> str:
+    text = str(error).splitlines()[0]
+    return (
+        f"rank {dist.get_rank()} ran out of device memory with batch.micro_batch_size={run.layout.micro_batch_size} under {run.strategy}: "
+        f"{text}. Use a smaller batch.micro_batch_size, train.activation_checkpointing=true, a higher parallel.zero_stage, or "
+        "parallel.offload_optimizer=cpu"
+    )
 
 
 def _sinks(run: ResolvedRun, folder: RunFolder, step: int, optional_sinks: MakeSinks) -> Sink:

@@ -65,6 +65,7 @@ def resolved(
     spec = model_spec(config)
     return ResolvedRun(
         run_id="r0",
+        created_at=0.0,
         run_dir="/nowhere",
         file=file,
         strategy=strategy,  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def test_the_cluster_file_passes_rays_own_schema() -> None:
     cluster = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     jsonschema.validate(cluster, schema)
     assert cluster["head_node_type"] in cluster["available_node_types"]
-    assert cluster["available_node_types"]["gpu"]["min_workers"] == 0
+    assert cluster["available_node_types"]["gpu"]["min_workers"] == 2
 
 
 def test_the_cluster_installs_the_versions_that_the_package_asks_for() -> None:

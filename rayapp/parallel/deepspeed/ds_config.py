@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayapp.config.schema import OptimSection, ParallelSection, Precision
+from rayapp.parallel.adam import LOSS_SCALE_WINDOW
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 NEVER = 2**31 - 1
@@ -58,5 +59,7 @@ def _precision(precision: Precision) -> dict[str, Any]:
     if precision == "bf16":
         return {"bf16": {"enabled": True, "check_grad_overflow": True}}
     if precision == "fp16":
-        return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2}}
+        return {
+            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": LOSS_SCALE_WINDOW, "hysteresis": 2}
+        }
     return {}

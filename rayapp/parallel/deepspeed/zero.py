@@ -133,11 +133,12 @@ class _Partitions:
 
     def index(self, world_size: int) -> StateIndex:
         scaler = self._optimizer.loss_scaler if self._optimizer.dynamic_loss_scale else None
+        good_steps = 0 if scaler is None else int(scaler.cur_iter - scaler.last_overflow_iter - 1)
         return StateIndex(
             world_size=world_size,
             step=steps_taken(self.adam),
             loss_scale=None if scaler is None else float(scaler.cur_scale),
-            loss_scale_good_steps=0 if scaler is None else int(scaler.cur_iter - scaler.last_overflow_iter - 1),
+            loss_scale_good_steps=0 if scaler is None else good_steps % scaler.scale_window,
             shapes=self.shapes,
         )
 

@@ -16,7 +16,7 @@ from rayapp.config.schema import OptimSection, Precision
 from rayapp.engine import Batch, EvalOutput, ParameterState, StepOutput, TrainingState
 from rayapp.fragments import PARTS, Fragment, FragmentedState, Part, StateIndex, reader_of, write_fragments, write_index
 from rayapp.models.language_model import LanguageModel
-from rayapp.parallel.adam import adamw, decay_groups, is_decayed, set_step, steps_taken
+from rayapp.parallel.adam import LOSS_SCALE_WINDOW, adamw, decay_groups, is_decayed, set_step, steps_taken
 from rayapp.parallel.tokens import count_valid_tokens, evaluate
 
 
@@ -35,7 +35,7 @@ class DdpEngine:
         self._is_copy = precision != "fp32"
         decays = [is_decayed(p.dim()) for p in self._masters.values()]
         self._optimizer = adamw(decay_groups(list(self._masters.values()), decays, optim.weight_decay), optim)
-        self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._scaler = torch.amp.GradScaler(device.type, growth_interval=LOSS_SCALE_WINDOW, enabled=precision == "fp16")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # its successor does not exist in every torch that is supported
             self._ddp = DistributedDataParallel(

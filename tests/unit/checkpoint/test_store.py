@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Location:
 
 
 def progress(step: int, validation_loss: float | None = None) -> Progress:
-    return Progress(step=step, data_fingerprint="f", validation_loss=validation_loss)
+    return Progress(step=step, data_fingerprint="f", validation_loss=validation_loss, validation_step=step)
 
 
 def writer(content: bytes = b"weights") -> Callable[[Path], None]:

@@ -48,7 +48,7 @@ def test_a_number_is_read_as_in_yaml_1_2(tmp_path: Path, text: str, expected: fl
 
 @pytest.mark.parametrize("word", ["yes", "no", "on", "off", "2026-01-01", "0123456", "12:30:00", "1_000", "08"])
 def test_words_that_yaml_1_1_reads_as_something_else_stay_text(tmp_path: Path, word: str) -> None:
-    assert load(tmp_path, f"name: x\nmodel: {{revision: {word}}}").file.model.revision == word
+    assert load(tmp_path, f"name: x\nmodel: {{kind: pretrained, path: x, revision: {word}}}").file.model.revision == word
 
 
 @pytest.mark.parametrize(("text", "value"), [("0x10", 16), ("0o17", 15), ("-0", 0), ("true", True), ("~", None), ("", None)])

@@ -13,7 +13,7 @@ from torch import nn
 
 from rayapp.config.schema import ModelSection
 from rayapp.errors import ModelError
-from rayapp.models.build import block_seed, check_against_data, check_model_folder, fresh_model, meta_network, model_config, model_spec
+from rayapp.models.build import check_against_data, check_model_folder, fresh_model, meta_network, model_config, model_spec, named_seed
 from rayapp.models.language_model import LanguageModel
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def test_names_that_transformers_maps_are_taken() -> None:
 
 def test_a_width_that_heads_do_not_divide_is_refused_before_weights() -> None:
     with pytest.raises(ModelError, match="is refused"):
-        meta_network(config_of("gpt2", n_embd=30, n_head=4), attention="eager", trust_remote_code=False)
+        meta_network(config_of("gpt2", n_embd=30, n_head=4), attention="eager")
 
 
 def test_both_disagreements_with_the_data_are_told() -> None:
@@ -149,7 +149,7 @@ def test_a_block_is_the_same_in_a_deeper_model() -> None:
 
 
 def test_seeds_of_blocks_differ_and_fit_torch() -> None:
-    seeds = {block_seed(seed, f"layers.{index}") for seed in range(30) for index in range(30)}
+    seeds = {named_seed(seed, f"layers.{index}") for seed in range(30) for index in range(30)}
     assert len(seeds) == 900
     assert all(0 <= seed < 2**63 for seed in seeds)
 
