@@ -422,6 +422,11 @@ REFUSALS: dict[str, tuple[list[str], str, list[str]]] = {
         "CheckpointError",
         ["/refused/r1 exists already; continue it with --resume r1, or take another --run-id"],
     ),
+    "a run id that leaves the family": (
+        ["--run-id", "../x"],
+        "RunFileError",
+        ["--run-id ../x is not a name that matches ", "; use letters, digits, dots, dashes and underscores"],
+    ),
     "resuming to a step that is past": (
         ["train.num_steps=3", "--resume"],
         "CheckpointError",

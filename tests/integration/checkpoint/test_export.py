@@ -17,7 +17,7 @@ from support.ranks import run_ranks
 
 from rayapp.checkpoint.export import export_run
 from rayapp.checkpoint.store import MANIFEST
-from rayapp.errors import CheckpointError
+from rayapp.errors import CheckpointError, StorageError
 from rayapp.storage import Location, open_location
 
 SHARD_BYTES = 20_000
@@ -230,3 +230,18 @@ def test_an_export_without_its_tokenizer_is_refused(exported: dict[str, Exported
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no run\.json"):
         export_run(open_location(str(tmp_path)), open_location(str(tmp_path / "out")))
+
+
+def test_an_export_replaces_nothing_but_an_export(exported: dict[str, Exported], root: Path, tmp_path: Path) -> None:
+    assert exported
+    run_dir = root / "gpt2-zero-2-fp32"
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "notes.md").write_text("dear to me")
+    for target, told in ((work, "holds notes.md"), (run_dir, "holds checkpoints"), (root, "holds ")):
+        with pytest.raises(StorageError, match=told):
+            export_run(open_location(str(run_dir)), open_location(str(target)))
+    assert (work / "notes.md").read_text() == "dear to me"
+    assert (run_dir / "run.json").exists()
+    out = open_location(str(tmp_path / "again"))
+    assert export_run(open_location(str(run_dir)), out) == export_run(open_location(str(run_dir)), out)

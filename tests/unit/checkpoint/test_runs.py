@@ -72,3 +72,11 @@ def test_a_resolved_run_comes_back(storage: Location) -> None:
         read_resolved(run)
     with pytest.raises(CheckpointError, match=r"has no run\.json; give the folder of a run"):
         read_resolved(storage)
+
+
+def test_the_newest_run_is_the_one_started_last_whatever_its_name(storage: Location) -> None:
+    for run_id, created_at in (("baseline", 100.0), ("20260101-000000-aaaa", 200.0)):
+        run = make_run(storage, run_id)
+        resolved_run = read_resolved(run).model_copy(update={"created_at": created_at})
+        RunFolder(run).resolved.write_text(resolved_run.model_dump_json())
+    assert newest_run(storage, "family").name == "20260101-000000-aaaa"

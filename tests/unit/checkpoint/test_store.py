@@ -213,3 +213,18 @@ def test_storage_that_is_no_file_tree(tmp_path: Path) -> None:
     flip(tmp_path / "run/checkpoints/step-00000002/rank-0")
     with pytest.raises(CheckpointError, match="mock://bucket/run/checkpoints/step-00000002/rank-0 has other content"):
         Checkpoint(checkpoint.folder, checkpoint.manifest).verify()
+
+
+def test_a_run_that_went_back_keeps_what_it_saves_then(folder: Location) -> None:
+    save(folder, 1, 2, 3, 4, 5)
+    save(folder, 3, keep_last=2)
+    assert steps_on_disk(folder) == [2, 3]
+
+
+def test_only_a_checkpoint_that_was_validated_itself_is_among_the_best(folder: Location) -> None:
+    store = store_of(folder, keep_last=1, keep_best=1)
+    validated = progress(10, 1.0)
+    store.save(validated, writer())
+    store.save(validated.model_copy(update={"step": 15}), writer())
+    store.save(progress(20, 3.0), writer())
+    assert steps_on_disk(folder) == [10, 20]
