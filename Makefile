@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_FILE := jobs/quickstart.yaml
+BENCHMARK ?= jobs/quickstart.yaml train.num_steps=20 train.validation_rows=8
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: install run test lint types unit integration e2e test-slow benchmark-launch clean
@@ -43,7 +44,7 @@ test-slow: install
 	$(PYTEST) tests -m slow
 
 benchmark-launch: install
-	$(BIN)/python tests/benchmarks/launch_overhead.py
+	$(BIN)/python tests/benchmarks/launch_overhead.py $(BENCHMARK)
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
