@@ -30,7 +30,7 @@ def closing(run_dir: str, commands: Sequence[str]) -> Group:
 
 def launcher() -> str:
     """How this command was started, so that the next one starts the same way: `rayapp`, or a Python with `-m rayapp`."""
-    if Path(sys.argv[0]).name == "__main__.py":
+    if Path(sys.argv[0]).parts[-2:] == ("rayapp", "__main__.py"):
         python = Path(sys.executable)
         shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
         return f"{shlex.quote(str(shown))} -m rayapp"

@@ -69,6 +69,10 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
     run_dir, checkpoint = _choose_run(loaded, storage, resume, run_id)
     before = None if checkpoint is None else read_resolved(run_dir)
     prepared = find_usable(loaded.file, storage, before)
+    if checkpoint is not None and _is_finished(checkpoint, run_dir, loaded):
+        report(f"run {run_dir.name} has all of its {checkpoint.step} steps; exporting it again")
+        export_run(run_dir, RunFolder(run_dir).model)
+        return TrainDocument.model_validate_json(RunFolder(run_dir).summary.read_bytes())
     if not finds_cluster(address):
         check_start(loaded, local_inventory(), prepared, before)  # refuse what cannot work before a Ray is started for it
     with connected(address):
@@ -106,6 +110,10 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
         remedy = f"use more than {checkpoint.step}, or start a new run"
         raise CheckpointError(Problem(f"train.num_steps={loaded.file.train.num_steps}", rule, remedy, loaded.where("train.num_steps")))
     return run_dir, checkpoint
+
+
+def _is_finished(checkpoint: Checkpoint, run_dir: Location, loaded: LoadedRunFile) -> bool:
+    return checkpoint.step == loaded.file.train.num_steps and RunFolder(run_dir).summary.exists()
 
 
 def _check_run_id(run_id: str | None) -> None:

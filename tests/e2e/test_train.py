@@ -277,6 +277,16 @@ def test_a_resumed_run_goes_on_where_it_ended(trained: Trained, head: Head, run_
     assert all(record["loss"] < steps[0]["loss"] - 0.3 for record in steps[NUM_STEPS:])
 
 
+def test_resuming_a_finished_run_only_exports_it_again(trained: Trained, commands: CommandLine, run_file: Path) -> None:
+    model = Path(trained.document.model_dir or "")
+    (model / "model.safetensors").unlink()
+    done = commands.rayapp("train", str(run_file), "--resume", Path(trained.document.run_dir).name, "--address", "local", "--json")
+    assert done.returncode == 0, done.stderr
+    assert TrainDocument.model_validate_json(done.stdout) == trained.document
+    assert (model / "model.safetensors").exists()
+    assert len(steps_of(Path(trained.document.run_dir))) == trained.document.steps
+
+
 def test_ddp_trains_on_a_cluster_and_starts_from_the_same_weights(trained: Trained, head: Head, run_file: Path) -> None:
     document = TrainDocument.model_validate(
         head.commands.document("train", str(run_file), "parallel={kind: ddp}", "train.num_steps=3", "--run-id", "with-ddp")
