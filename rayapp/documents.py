@@ -36,6 +36,23 @@ class PrepareDocument(Document):
     """Rows of the corpus that were left out, counted by reason."""
 
 
+class TrainFailure(Document):
+    """A worker group that ended early; also a line of a run's `failures.jsonl`."""
+
+    time: str
+    """When, in ISO 8601, UTC."""
+    step: int
+    """The last step that was seen to be done."""
+    reason: str
+    """What happened, in a sentence."""
+    rank: int | None
+    """The rank that it happened to; null where none stands out."""
+    node: str | None
+    """The IP address of its node."""
+    log: list[str]
+    """What it wrote last."""
+
+
 class TrainDocument(Document):
     """What `rayapp train` did."""
 
@@ -66,7 +83,11 @@ class TrainDocument(Document):
     skipped_steps: int
     """Steps that were not applied because a number was not finite."""
     restarts: int
-    """Restarts of the worker group."""
+    """Restarts of the worker group, in this process."""
+    failures: list[TrainFailure] = []
+    """What went wrong with workers, over all starts of the run."""
+    rewinds: int = 0
+    """How often the run went back to a checkpoint because of its loss."""
     target_loss_step: int | None
     """The step whose validation first reached `train.target_loss`."""
     target_loss_s: float | None

@@ -5,7 +5,7 @@ Shapes: B micro-batch size, S sequence length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -51,7 +51,7 @@ class StepOutput:
     Attributes:
         loss: mean cross-entropy in nats over the valid tokens of all ranks and micro-batches.
         grad_norm: 2-norm of the gradient over all parameters, before clipping.
-        applied: False if the step was skipped because a number was not finite.
+        applied: False if the step was skipped because a number was not finite, or the loss too high.
         num_valid_tokens: tokens that the loss counted, over all ranks.
     """
 
@@ -111,20 +111,42 @@ class TrainingState(Protocol):
         """All parameters, one at a time."""
 
 
+class Snapshot(Protocol):
+    """One rank's part of the logical state, ready to be written."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+
+    def files(self) -> dict[str, Callable[[], Iterator[memoryview]]]:
+        """The rank's files by name: each gives its bytes from the beginning whenever it is called."""
+
+
 class TrainEngine(Protocol):
     """A strategy. It takes the whole accumulation list, so that all kinds of parallelism share one signature."""
 
-    def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
-        """One optimizer step. The loss of every valid token weighs the same, whichever micro-batch or rank it is in."""
+    def train_step(self, micro_batches: list[Batch], learning_rate: float, max_loss: float | None = None) -> StepOutput:
+        """One optimizer step. The loss of every valid token weighs the same, whichever micro-batch or rank it is in.
+
+        Args:
+            micro_batches: of this rank.
+            learning_rate: of this step.
+            max_loss: a step whose loss is higher is not applied; None: any finite one is.
+        """
 
     def eval_step(self, micro_batches: list[Batch]) -> EvalOutput:
         """The loss without gradients and without dropout."""
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part, sharded. Every rank calls it, with a folder that may differ by rank."""
+    def snapshot(self, *, copied: bool) -> Snapshot:
+        """This rank's part of the state as it is now. Every rank calls it.
+
+        Args:
+            copied: into memory of the host that the engine keeps for this: it stays as it is while training goes on, until the
+                next snapshot. False: nothing is copied, and it must be written before the next step.
+        """
 
     def load(self, folder: Path) -> None:
-        """Read what ``save`` wrote. Every rank calls it, with a folder that holds every rank's files."""
+        """Read what snapshots wrote. Every rank calls it, with a folder that holds every rank's files."""
 
     def state(self) -> TrainingState:
         """The logical state, whole parameter by whole parameter."""

@@ -11,8 +11,11 @@ RayappError                        the root; ``exit_status`` is what the command
 │   └── CheckpointError            no such run, an incomplete or a damaged checkpoint
 └── RunError                   (1) it started and failed
     ├── WorkerError                a worker of the group ended early
-    ├── NonFiniteError             too many steps in a row with numbers that are not finite
-    └── EngineError                the training engine refused or broke
+    ├── NonFiniteError             too many steps in a row were not applied, or the loss went wrong too often
+    ├── StorageLostError           the storage failed for good while the run was going
+    ├── EngineError                the training engine refused or broke
+    └── InterruptedRunError  (130) the run was asked to end before its last step
+        └── TerminatedRunError (143) by SIGTERM
 
 Every ``InputError`` is a list of :class:`Problem`: the value, the rule and the remedy, so that all of them are shown at
 once.
@@ -103,8 +106,24 @@ class WorkerError(RunError):
 
 
 class NonFiniteError(RunError):
-    """Too many steps in a row had numbers that are not finite."""
+    """Too many steps in a row were not applied, or the loss went wrong too often."""
+
+
+class StorageLostError(RunError):
+    """The storage failed for good while the run was going. What was complete before still is."""
 
 
 class EngineError(RunError):
     """The training engine refused or broke."""
+
+
+class InterruptedRunError(RunError):
+    """The run was asked to end before its last step, by Ctrl-C."""
+
+    exit_status = 130
+
+
+class TerminatedRunError(InterruptedRunError):
+    """The run was asked to end before its last step, by SIGTERM."""
+
+    exit_status = 143

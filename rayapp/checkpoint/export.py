@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayapp.checkpoint.checkpoints import checkpoint_at
 from rayapp.checkpoint.runs import RunFolder, read_resolved
-from rayapp.checkpoint.store import checkpoint_at
 from rayapp.config.resolved import ResolvedRun
 from rayapp.documents import ExportDocument
 from rayapp.errors import CheckpointError, Problem, StorageError
@@ -72,7 +72,7 @@ def _check_target(out: Location, run_dir: Location) -> None:
 
 
 def _tokenizer_files(run: ResolvedRun) -> list[Location]:
-    files = list((open_location(run.data.folder) / "tokenizer").files())
+    files = list((open_location(run.data.folder, retry_s=run.file.storage.retry_s) / "tokenizer").files())
     if not files:
         raise CheckpointError(
             Problem(f"data {run.data.folder}", "has no tokenizer, which belongs to an export", "make it again: rayapp prepare FILE")

@@ -7,6 +7,8 @@ NAME/RUN_ID/run.json          the resolved run
             metrics.jsonl     every figure of every step
             tensorboard/      the same for TensorBoard
             model/            the exported Hugging Face folder
+            marker            which start owns the run
+            failures.jsonl    what went wrong with workers, a line each
             summary.json      what `rayapp train --json` prints; written last
             report.html       the run's page
 """
@@ -64,6 +66,14 @@ class RunFolder:
     @property
     def summary(self) -> Location:
         return self.root / "summary.json"
+
+    @property
+    def marker(self) -> Location:
+        return self.root / "marker"
+
+    @property
+    def failures(self) -> Location:
+        return self.root / "failures.jsonl"
 
     @property
     def report(self) -> Location:

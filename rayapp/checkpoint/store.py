@@ -1,278 +1,197 @@
-"""Checkpoints of one run: written by all ranks, complete only with their manifest, the newest and the best kept.
+"""Saves the checkpoints of one run beside its training: written by all ranks, complete only with their manifest.
 
-A checkpoint is a folder `step-N` of fragment files (see rayapp.fragments). `manifest.json` is written last and names every
-file with its size and SHA-256; a folder without it does not count, and the next save of that step clears it away.
+What training waits for is the copy of the state to the host's memory. A thread of each rank writes it; the threads agree over
+a process group of their own, so that they never meet the collectives of training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from datetime import timedelta
 
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rayapp.errors import CheckpointError, Problem, StorageError
-from rayapp.storage import Location, open_location
+from rayapp.checkpoint.checkpoints import MANIFEST, Checkpoint, Manifest, checkpoint_folder
+from rayapp.checkpoint.files import FileEntry, write_file
+from rayapp.checkpoint.progress import Progress
+from rayapp.checkpoint.retention import remove_old
+from rayapp.engine import Snapshot
+from rayapp.errors import Problem, RayappError, StorageError
+from rayapp.storage import Location
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-PREFIX = "step-"
+CHECKPOINT_GROUP = "checkpoint"
+"""What torch calls the process group of the threads."""
 
-
-class Progress(BaseModel):
-    """How far a run is; part of every manifest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    step: int
-    """Steps of the run, skipped ones included: the position in the data."""
-    data_fingerprint: str
-    """Of the data that the run reads."""
-    loss_first: float | None = None
-    """Loss of the first step."""
-    loss_last: float | None = None
-    """Loss of this step."""
-    validation_loss: float | None = None
-    """The last validation loss."""
-    validation_step: int | None = None
-    """The step that it was measured at."""
-    skipped_steps: int = 0
-    """Steps that were not applied."""
-    skipped_in_a_row: int = 0
-    """The last of them, without an applied one between."""
-    training_s: float = 0.0
-    """Seconds of training until here, over all starts."""
-    target_loss_step: int | None = None
-    """The step whose validation first reached the target."""
-    target_loss_s: float | None = None
-    """Seconds of training until then."""
-
-    @property
-    def own_validation_loss(self) -> float | None:
-        """The validation loss of this step's own weights; None where they were not validated."""
-        return self.validation_loss if self.validation_step == self.step else None
-
-
-class FileEntry(BaseModel):
-    """One file of a checkpoint."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    size_bytes: int
-    sha256: str
-
-
-class Manifest(BaseModel):
-    """`manifest.json`: what a complete checkpoint consists of."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    format: Literal[1] = 1
-    """Of this file."""
-    progress: Progress
-    """How far the run was."""
-    files: dict[str, FileEntry]
-    """Every file by its name."""
-    written_at: float
-    """Unix time in seconds."""
+UPLOAD_TIMEOUT = timedelta(days=2)
+"""How far apart the ranks' uploads may end. A rank that dies is noticed at once, by its closed connection."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint in storage."""
+class Saved:
+    """A checkpoint that became complete.
 
-    folder: Location
-    manifest: Manifest
-
-    @property
-    def step(self) -> int:
-        return self.manifest.progress.step
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.manifest.files.values())
-
-    def verify(self) -> None:
-        """Compare every file with the manifest.
-
-        Raises:
-            CheckpointError: a file is missing, of another size, or of other content; it is named.
-        """
-        for name, entry in self.manifest.files.items():
-            file = self.folder / name
-            if not file.exists():
-                raise self._damaged(file, "is missing")
-            if file.size_bytes() != entry.size_bytes:
-                raise self._damaged(file, f"has {file.size_bytes()} bytes where the manifest says {entry.size_bytes}")
-            if file.sha256() != entry.sha256:
-                raise self._damaged(file, "has other content than was written (SHA-256 differs)")
-
-    def _damaged(self, file: Location, rule: str) -> CheckpointError:
-        return CheckpointError(Problem(f"checkpoint file {file}", rule, "use an older checkpoint, or restore the file"))
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Path]:
-        """A local folder with the checkpoint's files; a remote checkpoint is downloaded and removed again."""
-        if self.folder.is_local:
-            yield self.folder.local_path
-            return
-        with tempfile.TemporaryDirectory(prefix="rayapp-checkpoint-") as copy:
-            for name in self.manifest.files:
-                (self.folder / name).download(Path(copy) / name)
-            yield Path(copy)
-
-
-def complete_checkpoints(folder: Location) -> list[Checkpoint]:
-    """Every complete checkpoint, oldest first."""
-    found = []
-    for child in folder.children():
-        manifest = child / MANIFEST
-        if not child.name.startswith(PREFIX) or not manifest.exists():
-            continue
-        try:
-            found.append(Checkpoint(child, Manifest.model_validate_json(manifest.read_bytes())))
-        except ValidationError:
-            logger.warning("checkpoint %s has a manifest that cannot be read; it is left alone", child)
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
-
-
-def newest_intact(folder: Location) -> Checkpoint | None:
-    """The newest checkpoint whose files are what was written; a damaged one is named and the one before is used.
-
-    Raises:
-        CheckpointError: there are checkpoints, and all of them are damaged.
+    Attributes:
+        checkpoint: where it is.
+        seconds: from the beginning of the writing until it was complete.
     """
-    damage: list[Problem] = []
-    for checkpoint in reversed(complete_checkpoints(folder)):
-        try:
-            checkpoint.verify()
-        except CheckpointError as error:
-            logger.warning("%s", error)
-            damage.extend(error.problems)
-            continue
-        return checkpoint
-    if damage:
-        raise CheckpointError(*damage)
-    return None
 
-
-def checkpoint_at(folder: Location, step: int | None, *, verify: bool = True) -> Checkpoint:
-    """The checkpoint of a step, or the newest intact one.
-
-    Args:
-        folder: the run's checkpoints.
-        step: None for the newest.
-        verify: False where another rank has compared the files with the manifest already.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    if step is None:
-        newest = newest_intact(folder)
-        if newest is None:
-            raise CheckpointError(Problem(f"run {folder}", "has no complete checkpoint", "train it first"))
-        return newest
-    known = complete_checkpoints(folder)
-    for checkpoint in known:
-        if checkpoint.step == step:
-            if verify:
-                checkpoint.verify()
-            return checkpoint
-    steps = ", ".join(str(checkpoint.step) for checkpoint in known)
-    raise CheckpointError(Problem(f"step {step}", f"has no complete checkpoint in {folder}", f"the steps are {steps or 'none'}"))
+    checkpoint: Checkpoint
+    seconds: float
 
 
 class CheckpointStore:
-    """Saves checkpoints of a run. Every rank holds one, and every rank calls every method."""
+    """Saves checkpoints of a run. Every rank holds one, and every rank begins the same saves in the same order.
 
-    def __init__(self, folder: Location, *, keep_last: int, keep_best: int) -> None:
+    Args:
+        folder: the run's checkpoints. Its ``retry_s`` says how long a storage that fails is tried again.
+        keep_last: newest checkpoints that are kept.
+        keep_best: checkpoints with the lowest validation loss that are kept besides.
+        check_owner: called by rank 0 before a checkpoint becomes complete; it raises where the run belongs to another start.
+    """
+
+    def __init__(self, folder: Location, *, keep_last: int, keep_best: int, check_owner: Callable[[], None] | None = None) -> None:
         self.folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
+        self._check_owner = check_owner
+        self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=CHECKPOINT_GROUP)
+        self._saving: _Saving | None = None
 
-    def save(self, progress: Progress, write: Callable[[Path], None]) -> Checkpoint:
-        """Let every rank write its files, then make the checkpoint complete and remove those that are no longer kept.
+    @property
+    def is_busy(self) -> bool:
+        """True while this rank writes, or waits for others that do."""
+        return self._saving is not None and self._saving.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the last save failed; ``collect`` raises why."""
+        return self._saving is not None and not self._saving.is_alive() and self._saving.failure is not None
+
+    def begin(self, progress: Progress, snapshot: Snapshot) -> None:
+        """Begin to save; no rank may be busy.
 
         Args:
             progress: how far the run is.
-            write: writes this rank's files into a local folder.
+            snapshot: this rank's part. It must not change before the save has ended.
+        """
+        assert self._saving is None, "the last save was not collected"
+        self._saving = _Saving(lambda: self._save(progress, snapshot))
+        self._saving.start()
+
+    def collect(self) -> Saved | None:
+        """The save that has ended since the last call; None if none has.
 
         Raises:
             StorageError: on every rank, if any rank could not write; what was complete before still is.
         """
-        target = self.folder / f"{PREFIX}{progress.step:08d}"
-        self._run_on_first(lambda: self._clear(target))
-        files, failure = self._write_own_files(target, write)
-        self._raise_together(failure)
-        merged = self._gather_files(files)
-        manifest = Manifest(progress=progress, files=merged, written_at=time.time())
-        self._run_on_first(lambda: (target / MANIFEST).write_text(manifest.model_dump_json(indent=1)))
-        self._run_on_first(lambda: self._remove_old(progress.step))
-        return Checkpoint(target, manifest)
+        if self._saving is None or self._saving.is_alive():
+            return None
+        ended, self._saving = self._saving, None
+        return ended.result()
+
+    def finish(self) -> Saved | None:
+        """Wait until nothing is being saved.
+
+        Raises:
+            StorageError: as ``collect`` does.
+        """
+        if self._saving is not None:
+            self._saving.join()
+        return self.collect()
+
+    def save(self, progress: Progress, snapshot: Snapshot) -> Saved:
+        """Save and wait until the checkpoint is complete.
+
+        Raises:
+            StorageError: as ``collect`` does.
+        """
+        self.begin(progress, snapshot)
+        saved = self.finish()
+        assert saved is not None
+        return saved
+
+    def _save(self, progress: Progress, snapshot: Snapshot) -> Saved:
+        """What the thread of a rank does."""
+        started = time.monotonic()
+        target = checkpoint_folder(self.folder, progress.step)
+        self._on_first(lambda: self._clear(target))
+        files: dict[str, FileEntry] = {}
+
+        def write() -> None:
+            for name, pieces in snapshot.files().items():
+                files[name] = write_file(target / name, pieces)
+
+        self._together(write)
+        manifest = Manifest(progress=progress, files=self._merged(files), written_at=time.time())
+        self._on_first(lambda: self._complete(target, manifest))
+        return Saved(Checkpoint(self.folder, manifest), time.monotonic() - started)
 
     def _clear(self, target: Location) -> None:
+        """Remove what an unfinished save has left of this step."""
         (target / MANIFEST).delete()
         target.delete()
         target.make_dirs()
 
-    def _write_own_files(self, target: Location, write: Callable[[Path], None]) -> tuple[dict[str, FileEntry], str | None]:
-        """This rank's files with their hashes, or why they could not be written."""
-        staging = Path(tempfile.mkdtemp(prefix="rayapp-save-", dir=target.path if target.is_local else None))
-        try:
-            write(staging)
-            files = {}
-            for path in sorted(staging.iterdir()):
-                location = open_location(str(path))
-                files[path.name] = FileEntry(size_bytes=path.stat().st_size, sha256=location.sha256())
-                if target.is_local:
-                    path.rename(target.local_path / path.name)
-                else:
-                    (target / path.name).upload(path)
-            return files, None
-        except (OSError, StorageError) as error:
-            return {}, f"rank {dist.get_rank()}: {error}"
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    def _complete(self, target: Location, manifest: Manifest) -> None:
+        if self._check_owner is not None:
+            self._check_owner()
+        (target / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+        remove_old(self.folder, newest_step=manifest.progress.step, keep_last=self._keep_last, keep_best=self._keep_best)
 
-    def _gather_files(self, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+    def _on_first(self, action: Callable[[], None]) -> None:
+        self._together(action if dist.get_rank() == 0 else _nothing)
+
+    def _together(self, action: Callable[[], None]) -> None:
+        """Do what this rank has to do; if it fails on any rank, raise on all of them."""
+        failure: RayappError | None = None
+        try:
+            action()
+        except OSError as error:
+            failure = StorageError(Problem(f"storage {self.folder}", f"failed: {error}", "free space or mend the storage"))
+        except RayappError as error:
+            failure = error
+        failures: list[RayappError | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(failures, failure, group=self._group)
+        told = {rank: error for rank, error in enumerate(failures) if error is not None}
+        if not told:
+            return
+        rank, first = next(iter(told.items()))
+        if isinstance(first, StorageError):
+            why = "; ".join(f"{problem.subject} {problem.rule}" for problem in first.problems)
+            rule = f"could not be written by rank {rank}: {why}"
+            raise StorageError(Problem(f"checkpoint in {self.folder}", rule, "free space or mend the storage, then go on with --resume"))
+        raise first
+
+    def _merged(self, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         everyone: list[dict[str, FileEntry]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, files)
+        dist.all_gather_object(everyone, files, group=self._group)
         return {name: entry for own in everyone for name, entry in own.items()}
 
-    def _run_on_first(self, action: Callable[[], None]) -> None:
-        failure = None
-        if dist.get_rank() == 0:
-            try:
-                action()
-            except (OSError, StorageError) as error:
-                failure = str(error)
-        self._raise_together(failure)
 
-    def _raise_together(self, failure: str | None) -> None:
-        failures: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(failures, failure)
-        told = [text for text in failures if text]
-        if told:
-            raise StorageError(
-                Problem(f"checkpoint in {self.folder}", f"could not be written: {told[0]}", "free space or mend the storage")
-            )
+def _nothing() -> None:
+    """What the other ranks do while the first one acts."""
 
-    def _remove_old(self, newest_step: int) -> None:
-        """Keep the newest and the best. What lies after the step just saved was left behind when the run went back."""
-        everything = complete_checkpoints(self.folder)
-        checkpoints = [checkpoint for checkpoint in everything if checkpoint.step <= newest_step]
-        kept = {checkpoint.step for checkpoint in checkpoints[-self._keep_last :]}
-        losses = {checkpoint.step: checkpoint.manifest.progress.own_validation_loss for checkpoint in checkpoints}
-        scored = sorted((loss, step) for step, loss in losses.items() if loss is not None)
-        kept |= {step for _, step in scored[: self._keep_best]}
-        for checkpoint in everything:
-            if checkpoint.step not in kept:
-                (checkpoint.folder / MANIFEST).delete()
-                checkpoint.folder.delete()
+
+class _Saving(threading.Thread):
+    """One save. The process may end before it does."""
+
+    def __init__(self, save: Callable[[], Saved]) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self._save = save
+        self._saved: Saved | None = None
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._saved = self._save()
+        except Exception as error:  # noqa: BLE001 (raised again by result())
+            self.failure = error
+
+    def result(self) -> Saved | None:
+        if self.failure is not None:
+            raise self.failure
+        return self._saved

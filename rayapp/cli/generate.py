@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -34,7 +35,8 @@ def generate(
         from rayapp.models.completion import complete
         from rayapp.storage import open_location
 
-        run_dir = newest_complete_run(open_location(loaded.file.storage.path), loaded.file.name, run)
+        storage = open_location(loaded.file.storage.path, retry_s=loaded.file.storage.retry_s)
+        run_dir = newest_complete_run(storage, loaded.file.name, run)
         return complete(RunFolder(run_dir).model, prompt, loaded.file.generate)
 
     run_verb(work, lambda document: _show(document, str(file), overrides or ()), as_json=as_json)
@@ -42,6 +44,6 @@ def generate(
 
 def _show(document: GenerateDocument, file: str, overrides: Sequence[str]) -> Group:
     lines = [Text.assemble((completion.prompt, "bold"), completion.completion) for completion in document.completions]
-    run_dir = document.model_dir.removesuffix("/model")
+    run_dir = re.sub(r"/model(?=\?|$)", "", document.model_dir)  # a URI's options stand behind it
     commands = [config_command(file, overrides), generate_command(file, [*overrides, "generate.temperature=1.0"]), export_command(run_dir)]
     return Group(*lines, closing(run_dir, commands))

@@ -66,6 +66,11 @@ class WorkerResources:
     def __post_init__(self) -> None:
         assert self.num_cpus > 0 or self.num_gpus > 0, "a worker needs CPUs or GPUs"
 
+    def __str__(self) -> str:
+        gpu = f" and 1 {f'{self.gpu_type} ' if self.gpu_type else ''}GPU" if self.num_gpus else ""
+        labels = f" on a node labelled {', '.join(f'{key}={value}' for key, value in self.labels.items())}" if self.labels else ""
+        return f"{self.num_cpus:g} CPU{gpu}{labels}"
+
 
 @dataclass(frozen=True)
 class ClusterInventory:
@@ -85,6 +90,10 @@ class ClusterInventory:
     def accelerator_types(self) -> tuple[str, ...]:
         """The types of GPU, sorted."""
         return tuple(sorted({node.accelerator_type for node in self.nodes if node.accelerator_type is not None}))
+
+    def __str__(self) -> str:
+        types = f" ({', '.join(self.accelerator_types)})" if self.accelerator_types else ""
+        return f"{len(self.nodes)} node(s) with {self.num_cpus:g} CPUs and {self.num_gpus:g} GPUs{types}"
 
     def max_workers(self, worker: WorkerResources) -> int:
         """How many such workers can be placed at once. A worker does not spread over nodes, so each node is asked on its own."""

@@ -69,6 +69,17 @@ def detect_memory_bytes(cgroup_root: Path = CGROUP_ROOT) -> int:
     return machine
 
 
+def detect_free_memory_bytes(cgroup_root: Path = CGROUP_ROOT) -> int:
+    """Memory that new allocations can have: the machine's, or what the container's limit leaves where that is less."""
+    free = int(psutil.virtual_memory().available)
+    current, statistics = cgroup_root / "memory.current", cgroup_root / "memory.stat"
+    if not (current.exists() and statistics.exists()):
+        return free
+    figures = dict(line.split() for line in statistics.read_text().splitlines())
+    in_use = int(current.read_text()) - int(figures.get("inactive_file", 0))  # cached files make room when it is needed
+    return min(free, detect_memory_bytes(cgroup_root) - in_use)
+
+
 def detect_gpus() -> list[Gpu]:
     """The NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` leaves visible; none on a machine without their driver.
 

@@ -42,6 +42,9 @@ class StorageSection(Section):
     """A folder, or any `pyarrow.fs` location: `s3://bucket/x`, `gs://bucket/x`, `hdfs://host/x`. Every node must reach it.
     A relative path is taken from where the command is started, and refused inside a submitted job."""
 
+    retry_s: PositiveFloat = 300.0
+    """Seconds for which a storage that fails is tried again."""
+
 
 class ModelSection(Section):
     """Which causal language model is trained."""
@@ -262,11 +265,26 @@ class TrainSection(Section):
     max_skipped_steps: PositiveInt = 10
     """Steps in a row whose loss or gradient is not finite, after which the run ends."""
 
+    on_spike: Literal["warn", "skip", "rewind"] = "warn"
+    """What follows a loss spike. `warn`: an event in the record. `skip`: the step is not applied. `rewind`: back to the checkpoint
+    before, and the rows since then are left out. A step that is not finite is never applied; `max_skipped_steps` of them in a
+    row, spikes included, end the run, or with `rewind` lead back."""
+
+    spike_threshold: PositiveFloat = 6.0
+    """A loss is a spike if it is this many standard deviations above the level of the steps before."""
+
+    max_rewinds: PositiveInt = 5
+    """Times that a run goes back because of its loss before it is given up."""
+
     max_failures: NonNegativeInt = 3
     """Restarts of the worker group from the newest checkpoint before the run is given up."""
 
     start_timeout_s: PositiveFloat = 600.0
-    """Seconds to wait until all workers are placed."""
+    """Seconds to wait until all workers are placed, at the start and after a failure."""
+
+    hang_timeout_s: PositiveFloat = 900.0
+    """Seconds without progress of a rank after which the worker group is ended and started again. More than the longest step,
+    validation or start of the model."""
 
     loss_chunk_tokens: PositiveInt = 1024
     """Positions whose logits are held at once while the loss is computed."""
@@ -276,13 +294,30 @@ class CheckpointSection(Section):
     """When the run is saved, and what is kept."""
 
     interval_steps: PositiveInt | None = None
-    """Steps between two checkpoints. None: five times in a run. One always comes at the end."""
+    """Steps between two checkpoints. None, without another interval: five times in a run. One always comes at the end."""
+
+    interval_s: PositiveFloat | None = None
+    """Seconds between two checkpoints; beside `interval_steps` whichever comes first. None, without another interval: 1800."""
+
+    mean_time_between_failures_s: PositiveFloat | None = None
+    """How often the run is expected to fail, all of its nodes together. The interval follows from it and from what a checkpoint was
+    measured to cost: sqrt(2 x cost x this). In place of the other two."""
+
+    asynchronous: Flag = True
+    """Training waits for a copy to host memory alone, and goes on while that is written. It needs as much memory of the host as the
+    states of its ranks take; where that is not free, and with False, training waits until everything is written."""
 
     keep_last: PositiveInt = 2
     """Newest checkpoints that are kept."""
 
     keep_best: NonNegativeInt = 1
     """Checkpoints with the lowest validation loss that are kept besides."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_interval(self) -> CheckpointSection:
+        if self.mean_time_between_failures_s is not None and (self.interval_steps is not None or self.interval_s is not None):
+            raise ValueError("mean_time_between_failures_s sets the interval; drop interval_steps and interval_s, or drop it")
+        return self
 
 
 class ExportSection(Section):
@@ -314,6 +349,33 @@ class ResourcesSection(Section):
     """Memory of one worker's device that the fit is checked against. None: asked of the hardware."""
 
 
+class MlflowSection(Section):
+    """MLflow. A user name, password or token comes from the workers' environment (`MLFLOW_TRACKING_USERNAME`,
+    `MLFLOW_TRACKING_PASSWORD`, `MLFLOW_TRACKING_TOKEN`): the run file and `resources.env` are stored as they are."""
+
+    tracking_uri: str | None = None
+    """A server (`http://host:5000`, `databricks`), a database (`sqlite:////absolute/path.db`), or a folder (an absolute path).
+    None: the workers' `MLFLOW_TRACKING_URI`; where that is not set, the database `mlflow.db` in the run's folder."""
+
+    experiment: Annotated[str, Field(min_length=1)] | None = None
+    """The experiment that the run is part of. None: the family, `name`."""
+
+
+class WandbSection(Section):
+    """Weights & Biases. The key comes from the workers' environment (`WANDB_API_KEY`) or a login on their nodes, never from the run
+    file: it and `resources.env` are stored as they are."""
+
+    project: Annotated[str, Field(pattern=r"^[^/\\#?%:]+$", max_length=128)] | None = None
+    """The project that the run is part of. None: the family, `name`."""
+
+    entity: str | None = None
+    """The user or team that owns the project. None: the login's default, or `WANDB_ENTITY`."""
+
+    mode: Literal["online", "offline"] | None = None
+    """`online` needs a key; where the server cannot be reached the run goes on offline, and says so. `offline` keeps the figures under
+    `wandb/` in the run's folder, until `wandb sync` uploads them. None: the workers' `WANDB_MODE`, or else `online`."""
+
+
 class MetricsSection(Section):
     """Where figures go. `metrics.jsonl` in the run's folder is always written."""
 
@@ -322,6 +384,12 @@ class MetricsSection(Section):
 
     ray: Flag = True
     """Export `rayapp_*` gauges on Ray's Prometheus port."""
+
+    mlflow: MlflowSection | None = None
+    """Log to MLflow; `mlflow: {}` takes the defaults. None: do not. Needs `pip install 'rayapp[mlflow]'`."""
+
+    wandb: WandbSection | None = None
+    """Log to Weights & Biases; `wandb: {}` takes the defaults. None: do not. Needs `pip install 'rayapp[wandb]'`."""
 
     communication_interval_steps: PositiveInt = 50
     """Every so many steps one step is profiled for its share of communication. It is left out of the throughput."""

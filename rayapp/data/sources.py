@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from rayapp.config.schema import DataSection, SourceSection
-from rayapp.errors import DataError, Problem
+from rayapp.errors import DataError, Problem, StorageError
 from rayapp.storage import Location, open_location
 
 FileFormat = Literal["text", "jsonl", "parquet"]
@@ -96,7 +96,7 @@ def list_source(section: SourceSection) -> list[SourceFile]:
             return list_location(literal, section)
         if location.exists():
             return list_location(location, section, pattern)
-    except OSError as error:
+    except (OSError, StorageError) as error:
         raise DataError(
             Problem(f"data.source={section.path!r}", f"cannot be listed: {error}", "check the address and this machine's access to it")
         ) from error

@@ -100,6 +100,8 @@ class CheckpointRecord(Record):
     """The step that it holds."""
     seconds: float
     """How long it held training up."""
+    write_seconds: float | None = None
+    """How long it took until it was complete, mostly beside training."""
     bytes: int
     """Size of all its files."""
 

@@ -12,29 +12,9 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import text
 
 from rayapp.errors import Problem, StorageError
-from rayapp.metrics.record import CheckpointRecord, EventRecord, MetricsRecord, StepRecord, ValidationRecord
+from rayapp.metrics.record import EventRecord, MetricsRecord
+from rayapp.metrics.tags import event_tag, figures
 from rayapp.storage import Location
-
-STEP_TAGS = {
-    "train/loss": "loss",
-    "train/grad_norm": "grad_norm",
-    "train/learning_rate": "learning_rate",
-    "train/num_valid_tokens": "num_valid_tokens",
-    "train/skipped_steps": "skipped_steps",
-    "throughput/tokens_per_s": "tokens_per_s",
-    "throughput/samples_per_s": "samples_per_s",
-    "throughput/step_s": "step_s",
-    "throughput/mfu": "mfu",
-    "throughput/mfu_causal": "mfu_causal",
-    "share/data_wait": "data_wait_share",
-    "share/communication": "communication_share",
-    "share/checkpoint": "checkpoint_share",
-    "memory/memory_bytes": "memory_bytes",
-    "memory/peak_memory_bytes": "peak_memory_bytes",
-}
-VALIDATION_TAGS = {"validation/loss": "loss", "validation/perplexity": "perplexity", "validation/seconds": "seconds"}
-CHECKPOINT_TAGS = {"checkpoint/seconds": "seconds", "checkpoint/bytes": "bytes"}
-"""TensorBoard's tags and the fields of records that they show."""
 
 
 class TensorBoardSink:
@@ -119,17 +99,6 @@ class TensorBoardSink:
 
 
 def _summary(record: MetricsRecord) -> Summary:
-    match record:
-        case StepRecord():
-            return _scalars(record, STEP_TAGS)
-        case ValidationRecord():
-            return _scalars(record, VALIDATION_TAGS)
-        case CheckpointRecord():
-            return _scalars(record, CHECKPOINT_TAGS)
-        case EventRecord():
-            return text(f"event/{record.event}", record.detail)
-
-
-def _scalars(record: MetricsRecord, tags: dict[str, str]) -> Summary:
-    figures = {tag: getattr(record, field) for tag, field in tags.items()}
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None])
+    if isinstance(record, EventRecord):
+        return text(event_tag(record), record.detail)
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures(record).items()])

@@ -1,4 +1,4 @@
-"""Counting what the loss is divided by, and evaluating: the same for every data-parallel strategy."""
+"""Counting what the loss is divided by, bounding it, and evaluating: the same for every data-parallel strategy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ def count_valid_tokens(micro_batches: list[Batch], device: torch.device, group: 
         count += (batch.labels != IGNORED_LABEL).sum()
     dist.all_reduce(count, group=group)
     return count
+
+
+def loss_guard(loss: Tensor, max_loss: float | None) -> Tensor:
+    """What the last backward pass is multiplied with: 1, or NaN where the loss is too high.
+
+    A NaN in the gradient makes every engine skip the step, on all ranks, without the host waiting for the loss.
+
+    Args:
+        loss: the step's loss over all ranks, a scalar.
+        max_loss: the highest that is applied; None: no limit.
+    """
+    one = torch.ones((), dtype=torch.float32, device=loss.device)
+    return one if max_loss is None else torch.where(loss > max_loss, torch.nan, one)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from rayapp.preflight.settings import check_settings
 
 VALIDATIONS_PER_RUN = 5
 CHECKPOINTS_PER_RUN = 5
+CHECKPOINT_INTERVAL_S = 1800.0
 DEFAULT_ZERO_STAGE = 2
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -115,7 +116,7 @@ def _filled(file: RunFile, placement: Placement, batch: BatchPlan, strategy: str
         "train.num_workers": (placement.num_workers, f"what the cluster has: {where}"),
         "train.device": (placement.device, f"what the cluster has: {where}"),
         "train.validation_interval_steps": (max(1, steps // VALIDATIONS_PER_RUN), "five times in a run"),
-        "checkpoint.interval_steps": (max(1, steps // CHECKPOINTS_PER_RUN), "five times in a run"),
+        **_checkpoint_intervals(file),
         "batch.micro_batch_size": (batch.micro_batch_size, _batch_note(batch)),
         "batch.gradient_accumulation_steps": (batch.gradient_accumulation_steps, _batch_note(batch)),
         "parallel.zero_stage": (stage, reason if file.parallel.kind == "auto" else "the stage that kind: zero means"),
@@ -138,6 +139,17 @@ def _filled(file: RunFile, placement: Placement, batch: BatchPlan, strategy: str
         tree["parallel"]["kind"] = "ddp" if strategy == "ddp" else "zero"
         notes["parallel.kind"] = reason
     return RunFile.model_validate(tree), notes
+
+
+def _checkpoint_intervals(file: RunFile) -> dict[str, tuple[Any, str]]:
+    """Where nothing is said: often enough for the run's length, and for a run that takes weeks."""
+    section = file.checkpoint
+    if any(given is not None for given in (section.interval_steps, section.interval_s, section.mean_time_between_failures_s)):
+        return {}
+    return {
+        "checkpoint.interval_steps": (max(1, file.train.num_steps // CHECKPOINTS_PER_RUN), "five times in a run"),
+        "checkpoint.interval_s": (CHECKPOINT_INTERVAL_S, "no more than half an hour is lost"),
+    }
 
 
 def _get(file: RunFile, key: str) -> Any:

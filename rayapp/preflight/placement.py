@@ -61,16 +61,11 @@ def place(file: RunFile, inventory: ClusterInventory) -> Placement:
 
 
 def _too_many(file: RunFile, inventory: ClusterInventory, worker: WorkerResources, wanted: int, most: int) -> Problem:
-    asked = f"{worker.num_cpus:g} CPU" + (f" and 1 {f'{worker.gpu_type} ' if worker.gpu_type else ''}GPU" if worker.num_gpus else "")
-    if worker.labels:
-        asked += f" on a node labelled {', '.join(f'{k}={v}' for k, v in worker.labels.items())}"
-    types = f" ({', '.join(inventory.accelerator_types)})" if inventory.accelerator_types else ""
-    have = f"{len(inventory.nodes)} node(s) with {inventory.num_cpus:g} CPUs and {inventory.num_gpus:g} GPUs{types}"
     if most == 0:
         subject = f"train.num_workers={wanted}" if file.train.num_workers else f"train.device={'cuda' if worker.num_gpus else 'cpu'}"
         remedy = "change train.device or the keys under resources, or add nodes"
-        return Problem(subject, f"finds no node for a worker of {asked}: the cluster has {have}", remedy)
-    rule = f"is more than the {most} workers of {asked} each that the cluster can place: it has {have}"
+        return Problem(subject, f"finds no node for a worker of {worker}: the cluster has {inventory}", remedy)
+    rule = f"is more than the {most} workers of {worker} each that the cluster can place: it has {inventory}"
     return Problem(f"train.num_workers={wanted}", rule, f"use train.num_workers={most}, or add nodes")
 
 

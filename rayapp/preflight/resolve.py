@@ -6,8 +6,8 @@ import os
 import secrets
 import time
 
+from rayapp.checkpoint.checkpoints import Checkpoint
 from rayapp.checkpoint.runs import RunFolder, read_resolved
-from rayapp.checkpoint.store import Checkpoint
 from rayapp.cluster.connect import in_submitted_job
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import ResolvedData, ResolvedDevice, ResolvedLayout, ResolvedRun
@@ -39,7 +39,7 @@ def open_storage(loaded: LoadedRunFile) -> Location:
                 loaded.where("storage.path"),
             )
         )
-    storage = open_location(path)
+    storage = open_location(path, retry_s=loaded.file.storage.retry_s)
     probe = storage / f".rayapp-probe-{secrets.token_hex(4)}"
     storage.make_dirs()
     probe.write_bytes(b"")
@@ -184,4 +184,4 @@ def claim_run(run_dir: Location, run: ResolvedRun, run_file: str) -> None:
     run_dir.make_dirs()
     folder.run_file.write_text(run_file)
     folder.resolved.write_text(run.model_dump_json(indent=1))
-    (run_dir / "marker").write_text(run.storage_marker)
+    folder.marker.write_text(run.storage_marker)

@@ -1,4 +1,4 @@
-"""Settings of a run file that exclude each other, whatever the cluster. Pure."""
+"""Settings of a run file that exclude each other, or need what is not there, whatever the cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.schema import RunFile
 from rayapp.errors import Problem, RunFileError
+from rayapp.preflight.trackers import tracker_problems
 
 IMPLEMENTED_KINDS = ("auto", "ddp", "zero")
 
@@ -22,7 +23,7 @@ def check_settings(loaded: LoadedRunFile, device: Literal["cuda", "cpu"]) -> Non
         RunFileError: with everything that is wrong.
     """
     file = loaded.file
-    found = [*_parallel_kind(file), *_zero_options(file), *_optimizer(file), *_pretrained_tokenizer(file)]
+    found = [*_parallel_kind(file), *_zero_options(file), *_optimizer(file), *_pretrained_tokenizer(file), *tracker_problems(file)]
     if device == "cpu":
         found += _cpu_workers(file)
     if found:

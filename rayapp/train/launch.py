@@ -5,50 +5,33 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
-import ray
-import ray.train
 import yaml
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
-from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayapp.checkpoint.checkpoints import Checkpoint, newest_intact
+from rayapp.checkpoint.claims import claimed
 from rayapp.checkpoint.export import export_run
 from rayapp.checkpoint.runs import RunFolder, named_run, new_run_id, newest_run, read_resolved
-from rayapp.checkpoint.store import Checkpoint, newest_intact
 from rayapp.cluster.connect import connected, finds_cluster
-from rayapp.cluster.interface import NodeInterfaceTorchConfig
 from rayapp.cluster.inventory import local_inventory, read_inventory
 from rayapp.config.load import LoadedRunFile
 from rayapp.config.resolved import ResolvedRun
 from rayapp.config.schema import NAME_PATTERN
 from rayapp.data.prepare import prepare
 from rayapp.documents import TrainDocument
-from rayapp.errors import CheckpointError, PlacementError, Problem, RunFileError, WorkerError
+from rayapp.errors import CheckpointError, Problem, RunFileError
 from rayapp.metrics.jsonl import read_records
 from rayapp.preflight.derive import derive_all
 from rayapp.preflight.resolve import check_prepared, claim_run, open_storage, resolve
 from rayapp.preflight.start import check_start, find_usable
 from rayapp.report.page import run_page
-from rayapp.storage import Location, open_location
-from rayapp.train.board import Board
+from rayapp.storage import Location
 from rayapp.train.environment import describe_environment
-from rayapp.train.loop import Outcome
-from rayapp.train.worker import Refusal
+from rayapp.train.fit import Finished, Report, fit, read_failures
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[str], None]
 NEWEST = "latest"
-POLL_S = 0.5
-COLLECTIVE_TIMEOUT_S = 1800
-WORKER_ENVIRONMENT = {"KINETO_LOG_LEVEL": "99"}  # the profiler reports its every start on stderr otherwise
 
 
 def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, address: str | None, report: Report) -> TrainDocument:
@@ -75,20 +58,23 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
         return TrainDocument.model_validate_json(RunFolder(run_dir).summary.read_bytes())
     if not finds_cluster(address):
         check_start(loaded, local_inventory(), prepared, before)  # refuse what cannot work before a Ray is started for it
-    with connected(address):
-        inventory = read_inventory()
-        check_start(loaded, inventory, prepared, before)
-        if prepared is None:
-            prepared = prepare(loaded.file, storage, report)
-            check_prepared(prepared)
-        run = resolve(derive_all(loaded, inventory, prepared), prepared, run_dir, checkpoint)
-        claim_run(run_dir, run, yaml.safe_dump(loaded.file.model_dump(mode="json"), sort_keys=False))
-        RunFolder(run_dir).environment.write_text(json.dumps(describe_environment(inventory), indent=1))
-        report(f"run {run.file.name}/{run.run_id}: {run.strategy} on {run.layout.world_size} x {run.device.name} ({run.strategy_reason})")
-        finished = fit(run, report)
-    report("exporting the model")
-    model_dir = export_run(run_dir, RunFolder(run_dir).model).model_dir
-    return _conclude(run, run_dir, finished, model_dir)
+    with claimed(run_dir):  # before the cluster, which may take long to come up: two starts of one run must not both go on
+        with connected(address):
+            inventory = read_inventory()
+            check_start(loaded, inventory, prepared, before)
+            if prepared is None:
+                prepared = prepare(loaded.file, storage, report)
+                check_prepared(prepared)
+            run = resolve(derive_all(loaded, inventory, prepared), prepared, run_dir, checkpoint)
+            claim_run(run_dir, run, yaml.safe_dump(loaded.file.model_dump(mode="json"), sort_keys=False))
+            RunFolder(run_dir).environment.write_text(json.dumps(describe_environment(inventory), indent=1))
+            report(
+                f"run {run.file.name}/{run.run_id}: {run.strategy} on {run.layout.world_size} x {run.device.name} ({run.strategy_reason})"
+            )
+            finished = fit(run, report)
+        report("exporting the model")
+        model_dir = export_run(run_dir, RunFolder(run_dir).model).model_dir
+        return _conclude(run, run_dir, finished, model_dir)
 
 
 def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, run_id: str | None) -> tuple[Location, Checkpoint | None]:
@@ -102,7 +88,7 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
             )
         return run_dir, None
     run_dir = newest_run(storage, name) if resume == NEWEST else named_run(storage, name, resume)
-    checkpoint = newest_intact(RunFolder(run_dir).checkpoints)
+    checkpoint = newest_intact(RunFolder(run_dir).checkpoints, deep=False)  # the workers compare the contents
     if checkpoint is None:
         logger.warning("run %s has no complete checkpoint; it starts from step 0", run_dir)
     elif checkpoint.step > loaded.file.train.num_steps:
@@ -120,147 +106,6 @@ def _check_run_id(run_id: str | None) -> None:
     if run_id is not None and (run_id == NEWEST or not re.fullmatch(NAME_PATTERN, run_id)):
         rule = f"is not a name that matches {NAME_PATTERN}, or is the word {NEWEST}"
         raise RunFileError(Problem(f"--run-id {run_id}", rule, "use letters, digits, dots, dashes and underscores"))
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What the workers came to, and how often they had to be started again."""
-
-    outcome: Outcome
-    restarts: int
-
-
-def fit(run: ResolvedRun, report: Report) -> Finished:
-    """Run the workers and pass on what they tell.
-
-    Raises:
-        InputError: a worker refused the run.
-        PlacementError: the workers were not placed in time.
-        RunError: training failed.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
-    fitting = _Fitting(_trainer(run, board))
-    fitting.start()
-    waited_s, starts = 0.0, 0
-    while fitting.is_alive():
-        fitting.join(POLL_S)
-        starts = _pass_on(board, report)
-        waited_s = 0.0 if starts else waited_s + POLL_S
-        if waited_s > run.file.train.start_timeout_s:
-            raise PlacementError(_not_placed(run))
-    starts = _pass_on(board, report)
-    return Finished(fitting.value(), max(0, starts - 1))
-
-
-def _pass_on(board: Any, report: Report) -> int:
-    """Report what was told since the last time; gives how often a worker group has started.
-
-    Raises:
-        RayappError: a worker refused the run.
-    """
-    lines, starts, refusal = ray.get(board.take.remote())
-    for line in lines:
-        report(line)
-    if refusal is not None:
-        raise refusal
-    return int(starts)
-
-
-class _Fitting(threading.Thread):
-    """Waits for Ray Train beside the main thread, which keeps Ctrl-C for itself."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        super().__init__(name="ray-train", daemon=True)
-        self._trainer = trainer
-        self._result: Any = None
-        self._error: TrainingFailedError | ray.exceptions.RayError | None = None
-
-    def run(self) -> None:
-        try:
-            self._result = self._trainer.fit()
-        except (TrainingFailedError, ray.exceptions.RayError) as error:
-            self._error = error
-
-    def value(self) -> Any:
-        """What rank 0 returned.
-
-        Raises:
-            WorkerError: the worker group failed more often than it may.
-        """
-        if self._error is not None:
-            raise WorkerError(_cause(self._error)) from self._error
-        if self._result is None:
-            raise WorkerError("Ray Train ended without a result; see the log above")
-        return self._result.return_value
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, WorkerGroupError) and error.worker_failures:
-        rank, failure = sorted(error.worker_failures.items())[0]
-        return f"rank {rank} failed: {failure}"
-    return str(error)
-
-
-def _not_placed(run: ResolvedRun) -> Problem:
-    return Problem(
-        f"train.start_timeout_s={run.file.train.start_timeout_s:g}",
-        f"passed before all {run.layout.world_size} workers were placed",
-        "wait for what else runs on the cluster, or ask for fewer workers",
-    )
-
-
-def _trainer(run: ResolvedRun, board: Any) -> TorchTrainer:
-    file = run.file
-    resources = {"CPU": file.resources.cpus_per_worker or 1}
-    if run.device.kind == "cuda":
-        resources["GPU"] = 1
-    labels = {"label_selector": dict(file.resources.labels)} if file.resources.labels else {}
-    scaling = ScalingConfig(
-        num_workers=run.layout.world_size,
-        use_gpu=run.device.kind == "cuda",
-        resources_per_worker=resources,
-        accelerator_type=file.resources.gpu_type,
-        placement_strategy="PACK",
-        **labels,
-    )
-    # a name of its own for every start: Ray Train resumes a name that exists, and rayapp resumes from its own checkpoints
-    config = RunConfig(
-        name=f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}",
-        storage_path=str(open_location(run.run_dir) / "ray"),
-        failure_config=FailureConfig(max_failures=file.train.max_failures),
-        worker_runtime_env={"env_vars": {**WORKER_ENVIRONMENT, "DS_ACCELERATOR": run.device.kind, **file.resources.env}},
-        logging_config=LoggingConfig(log_level="WARNING"),
-    )
-    return TorchTrainer(
-        _train_function,
-        train_loop_config={"run": run.model_dump_json(), "board": board},
-        torch_config=NodeInterfaceTorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
-        scaling_config=scaling,
-        run_config=config,
-    )
-
-
-def _train_function(config: dict[str, Any]) -> Outcome | Refusal:
-    """Runs on every Ray Train worker."""
-    from rayapp.train.worker import run_worker
-
-    board = config["board"]
-    if ray.train.get_context().get_world_rank() == 0:
-        board.started.remote()
-    return run_worker(config["run"], device=ray.train.torch.get_device(), tell=board.tell.remote, optional_sinks=_optional_sinks)
-
-
-def _optional_sinks(run: ResolvedRun, step: int) -> list[Any]:
-    from rayapp.metrics.ray_gauge import RayGaugeSink
-    from rayapp.metrics.tensorboard import TensorBoardSink
-
-    sinks: list[Any] = []
-    if run.file.metrics.tensorboard:
-        sinks.append(TensorBoardSink(RunFolder(open_location(run.run_dir)).tensorboard, step))
-    if run.file.metrics.ray:
-        sinks.append(RayGaugeSink(run.run_id, run.file.name))
-    return sinks
 
 
 def _conclude(run: ResolvedRun, run_dir: Location, finished: Finished, model_dir: str) -> TrainDocument:
@@ -285,6 +130,8 @@ def _conclude(run: ResolvedRun, run_dir: Location, finished: Finished, model_dir
         average_memory_bytes=outcome.average_memory_bytes,
         skipped_steps=progress.skipped_steps,
         restarts=finished.restarts,
+        failures=read_failures(RunFolder(run_dir)),
+        rewinds=progress.rewinds,
         target_loss_step=progress.target_loss_step,
         target_loss_s=progress.target_loss_s,
         strategy=run.strategy,

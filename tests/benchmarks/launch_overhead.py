@@ -32,7 +32,7 @@ from rayapp.metrics.record import StepRecord
 from rayapp.preflight.derive import Derived, derive_all
 from rayapp.preflight.resolve import claim_run, resolve
 from rayapp.storage import Location, open_location
-from rayapp.train.launch import fit
+from rayapp.train.fit import fit
 
 WORKER = Path(__file__).parent / "torchrun_worker.py"
 

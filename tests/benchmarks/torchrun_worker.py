@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rayapp.train.lifeline import LocalLifeline
 from rayapp.train.worker import run_worker
 
 
@@ -19,9 +20,8 @@ def main(run_file: str, result_file: str) -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    outcome = run_worker(
-        Path(run_file).read_text(), device=device, tell=lambda line: print(line, file=sys.stderr), optional_sinks=lambda *_: []
-    )
+    lifeline = LocalLifeline(lambda line: print(line, file=sys.stderr))
+    outcome = run_worker(Path(run_file).read_text(), device=device, lifeline=lifeline, optional_sinks=lambda *_: [])
     if dist.get_rank() == 0:
         Path(result_file).write_bytes(pickle.dumps(outcome))
     dist.destroy_process_group()

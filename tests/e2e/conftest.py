@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 from support.command_line import CommandLine, Head, ray_head
+from support.family import Ended, Runs
+
+from rayapp.documents import PrepareDocument
 
 SMALLEST_MODULE_BYTES, LARGEST_MODULE_BYTES = 2_000, 12_000
 
@@ -73,3 +76,18 @@ def run_file(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
+
+
+@pytest.fixture(scope="session")
+def runs(head: Head, run_file: Path) -> Runs:
+    """Starts runs on the cluster."""
+    prepared = PrepareDocument.model_validate(head.commands.document("prepare", str(run_file)))
+    return Runs(head, run_file, Path(prepared.data_dir).parents[1])
+
+
+@pytest.fixture(scope="session")
+def whole(runs: Runs) -> Ended:
+    """A run that nothing happens to."""
+    ended = runs.train("whole")
+    assert ended.document.restarts == 0
+    return ended

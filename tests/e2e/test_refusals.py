@@ -18,7 +18,8 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
-from rayapp.checkpoint.store import Manifest, Progress
+from rayapp.checkpoint.checkpoints import Manifest
+from rayapp.checkpoint.progress import Progress
 from rayapp.cli.app import app, spell_out_resume
 from rayapp.cluster.inventory import local_inventory
 from rayapp.config.load import load_run_file

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rayapp.checkpoint.export import export_run
+from rayapp.checkpoint.progress import Progress
 from rayapp.checkpoint.runs import RunFolder
-from rayapp.checkpoint.store import CheckpointStore, Progress
+from rayapp.checkpoint.store import CheckpointStore
 from rayapp.config.resolved import ResolvedRun
 from rayapp.storage import open_location
 from support.runs import SEQUENCE, VOCAB, rank_batches
@@ -46,7 +47,9 @@ def _one(run: ResolvedRun) -> Exported | None:
     for step in range(STEPS):
         engine.train_step(rank_batches(step, dist.get_rank(), dist.get_world_size(), 2, 2), 1e-2)
     folder = RunFolder(open_location(run.run_dir))
-    CheckpointStore(folder.checkpoints, keep_last=1, keep_best=0).save(Progress(step=STEPS, data_fingerprint="0"), engine.save)
+    CheckpointStore(folder.checkpoints, keep_last=1, keep_best=0).save(
+        Progress(step=STEPS, data_fingerprint="0"), engine.snapshot(copied=False)
+    )
     live = live_logits(engine)
     engine.close()
     if dist.get_rank() == 0:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 
 import torch.distributed as dist
 
-from rayapp.checkpoint.store import CheckpointStore, Progress, complete_checkpoints
+from rayapp.checkpoint.checkpoints import complete_checkpoints
+from rayapp.checkpoint.progress import Progress
+from rayapp.checkpoint.store import CheckpointStore
 from rayapp.errors import StorageError
 from rayapp.storage import open_location
+from support.snapshots import FileSnapshot
 
 
 def save_with_a_failing_rank(folder: str, failing_rank: int) -> tuple[str, list[int], list[str]]:
@@ -17,18 +19,13 @@ def save_with_a_failing_rank(folder: str, failing_rank: int) -> tuple[str, list[
     location = open_location(folder)
     store = CheckpointStore(location, keep_last=1, keep_best=0)
 
-    def write(target: Path) -> None:
-        (target / f"rank-{dist.get_rank()}").write_bytes(b"x" * 100)
-
-    def fail(target: Path) -> None:
-        write(target)
-        if dist.get_rank() == failing_rank:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    first = store.save(Progress(step=1, data_fingerprint="f"), write)
+    name = f"rank-{dist.get_rank()}"
+    good = FileSnapshot({name: b"x" * 100})
+    full = FileSnapshot({name: OSError(errno.ENOSPC, "No space left on device")})
+    first = store.save(Progress(step=1, data_fingerprint="f"), good).checkpoint
     told = ""
     try:
-        store.save(Progress(step=2, data_fingerprint="f"), fail)
+        store.save(Progress(step=2, data_fingerprint="f"), full if dist.get_rank() == failing_rank else good)
     except StorageError as error:
         told = str(error)
     first.verify()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rayapp.errors import NonFiniteError
 from rayapp.metrics.jsonl import read_records
 from rayapp.storage import open_location
+from rayapp.train.lifeline import LocalLifeline
 from rayapp.train.worker import Refusal, run_worker
 from support.runs import rank_batches, resolved
 
@@ -46,7 +47,9 @@ def blow_up(strategies: list[str], precisions: list[str]) -> dict[tuple[str, str
 
 def run_until_given_up(run_json: str, run_dir: str) -> tuple[str, str, list[tuple[int, bool, int]], int]:
     """A whole run whose learning rate is absurd: the refusal, its steps, and how many events were recorded."""
-    outcome = run_worker(run_json, device=torch.device("cpu"), tell=lambda _: None, optional_sinks=lambda _run, _step: [])
+    outcome = run_worker(
+        run_json, device=torch.device("cpu"), lifeline=LocalLifeline(lambda _: None), optional_sinks=lambda _run, _step: []
+    )
     assert isinstance(outcome, Refusal)
     assert isinstance(outcome.error, NonFiniteError)
     records = read_records(open_location(run_dir) / "metrics.jsonl")

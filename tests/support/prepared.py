@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ TEXTS = [f"def step_{i}(count):\n    return count + {i} * {i % 7}\n" + "pass\n" 
 VOCAB_SIZE = 300
 
 
-def prepare_small(folder: Path) -> PreparedData:
-    """Some hundred rows of SEQUENCE tokens, a fifth of the documents held out, and the tokenizer's folder."""
+def prepare_small(folder: Path, texts: Sequence[str] = TEXTS) -> PreparedData:
+    """Some hundred rows of SEQUENCE tokens, a fifth of the documents held out, and the tokenizer's folder; rows in the texts' order."""
     folder.mkdir(parents=True)
     corpus = folder.parent / f"{folder.name}.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = train_tokenizer(iter(TEXTS), VOCAB_SIZE)
     location = open_location(str(folder))
     save_tokenizer(tokenizer, location / TOKENIZER_NAME)
@@ -47,7 +48,7 @@ def prepare_small(folder: Path) -> PreparedData:
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         eos_token_id=row_format.eos_token_id,
         sources=[SourceEntry(path=str(corpus), weight=1.0, train=result.train.shards, validation=result.validation.shards)],
-        num_documents=len(TEXTS),
+        num_documents=len(texts),
         num_validation_documents=result.validation.num_documents,
         num_train_tokens=result.train.num_tokens,
         num_validation_tokens=result.validation.num_tokens,

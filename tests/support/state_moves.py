@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rayapp.engine import TrainEngine, TrainingState
 from rayapp.fragments import PARTS, FragmentedState
 from support.runs import rank_batches, resolved
+from support.snapshots import save_engine
 
 ROWS = 12  # a step's rows, whatever the world size
 MICRO = 2
@@ -50,7 +51,7 @@ def validation_loss(engine: TrainEngine) -> float:
 
 
 def save(engine: TrainEngine, folder: Path) -> None:
-    engine.save(folder)
+    save_engine(engine, folder)
     dist.barrier()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rayapp.train.lifeline import LocalLifeline
 from rayapp.train.worker import Refusal, run_worker
 
 
@@ -14,7 +15,9 @@ def work_on(run_jsons: list[str]) -> list[tuple[dict[str, Any], list[str]]]:
     results = []
     for run_json in run_jsons:
         lines: list[str] = []
-        outcome = run_worker(run_json, device=torch.device("cpu"), tell=lines.append, optional_sinks=lambda _run, _step: [])
+        outcome = run_worker(
+            run_json, device=torch.device("cpu"), lifeline=LocalLifeline(lines.append), optional_sinks=lambda _run, _step: []
+        )
         if isinstance(outcome, Refusal):
             raise outcome.error
         results.append((outcome.progress.model_dump(), lines))

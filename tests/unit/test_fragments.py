@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.snapshots import write_files
 from torch import Tensor
 
 from rayapp.errors import CheckpointError
-from rayapp.fragments import PARTS, STATE_FILE, Fragment, FragmentedState, StateIndex, rank_file, reader_of, write_fragments, write_index
+from rayapp.fragments import PARTS, STATE_FILE, Fragment, FragmentedState, HostMemory, StateIndex, rank_file, reader_of, take_snapshot
 
 SHAPES = {"a.weight": [5, 3], "b.bias": [7], "c.scale": [1]}
 
@@ -30,8 +31,9 @@ def write(folder: Path, cuts: dict[str, list[int]], world_size: int) -> dict[str
             low, high = borders[rank], borders[rank + 1]
             if low < high:
                 fragments.append(Fragment(name, low, {part: whole[name][part].flatten()[low:high] for part in PARTS}))
-        write_fragments(folder, rank, world_size, fragments, {"table": torch.arange(4)} if rank == 0 else None)
-    write_index(folder, StateIndex(world_size=world_size, step=9, shapes=SHAPES))
+        index = StateIndex(world_size=world_size, step=9, shapes=SHAPES)
+        memory = HostMemory() if rank % 2 else None
+        write_files(take_snapshot(rank, index, fragments, {"table": torch.arange(4)}, memory), folder)
     return whole
 
 
@@ -66,8 +68,8 @@ def test_any_cut_comes_back_whole_and_in_runs(data: st.DataObject) -> None:
 
 def test_values_are_kept_in_fp32(tmp_path: Path) -> None:
     exact = torch.tensor([1.0, 1.0 + 2**-7], dtype=torch.bfloat16)
-    write_fragments(tmp_path, 0, 1, [Fragment("x", 0, dict.fromkeys(PARTS, exact))])
-    write_index(tmp_path, StateIndex(world_size=1, step=0, shapes={"x": [2]}))
+    index = StateIndex(world_size=1, step=0, shapes={"x": [2]})
+    write_files(take_snapshot(0, index, [Fragment("x", 0, dict.fromkeys(PARTS, exact))], {}, None), tmp_path)
     found = FragmentedState(tmp_path).whole("x", "weight")
     assert found.dtype == torch.float32
     assert found.tolist() == [1.0, 1.0078125]

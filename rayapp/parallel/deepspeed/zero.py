@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from rayapp.config.schema import OptimSection
 from rayapp.engine import Batch, EvalOutput, ParameterState, StepOutput, TrainingState
-from rayapp.fragments import PARTS, Fragment, FragmentedState, Part, StateIndex, reader_of, write_fragments, write_index
+from rayapp.fragments import PARTS, Fragment, FragmentedState, HostMemory, Part, RankSnapshot, StateIndex, reader_of, take_snapshot
 from rayapp.models.language_model import LanguageModel
 from rayapp.parallel.adam import adamw, decay_groups, is_decayed, set_step, steps_taken
-from rayapp.parallel.tokens import count_valid_tokens, evaluate
+from rayapp.parallel.tokens import count_valid_tokens, evaluate, loss_guard
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,11 @@ class ZeroEngine:
         for name, buffer in buffers.items():  # DeepSpeed casts them, which costs rotary positions their precision
             model.get_buffer(name).data = buffer.to(device)
         self._partitions = _Partitions(self._engine.optimizer, self._stage, self._weights, shapes)
+        self._memory = HostMemory()
         model.choose_loss(self._engine, device)
         model.choose_mask(self._engine, device)
 
-    def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
+    def train_step(self, micro_batches: list[Batch], learning_rate: float, max_loss: float | None = None) -> StepOutput:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.train()
@@ -80,24 +81,29 @@ class ZeroEngine:
         scale = (dist.get_world_size() / valid.clamp_min(1)).float()  # DeepSpeed takes the mean over ranks
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, batch in enumerate(micro_batches):
-            self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+            is_last = index == len(micro_batches) - 1
+            self._engine.set_gradient_accumulation_boundary(is_last)
             loss = self._engine(batch.input_ids, batch.labels, batch.position_ids)
-            self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
+            if is_last:
+                dist.all_reduce(loss_sum)
+                scale = scale * loss_guard(loss_sum / valid, max_loss)
+            self._engine.backward(loss * scale, scale_wrt_gas=False)
         self._engine.step()
-        dist.all_reduce(loss_sum)
         return StepOutput(float(loss_sum / valid), float(self._engine.get_global_grad_norm()), self._engine.was_step_applied(), int(valid))
 
     def eval_step(self, micro_batches: list[Batch]) -> EvalOutput:
         self._engine.eval()
         return evaluate(self._engine, micro_batches, self._device)
 
-    def save(self, folder: Path) -> None:
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        buffers = dict(self._model.named_kept_buffers()) if rank == 0 else None
-        write_fragments(folder, rank, world_size, self._partitions.fragments(), buffers)
-        if rank == 0:
-            write_index(folder, self._partitions.index(world_size))
+    def snapshot(self, *, copied: bool) -> RankSnapshot:
+        return take_snapshot(
+            dist.get_rank(),
+            self._partitions.index(dist.get_world_size()),
+            self._partitions.fragments(),
+            dict(self._model.named_kept_buffers()),
+            self._memory if copied else None,
+        )
 
     def load(self, folder: Path) -> None:
         state = FragmentedState(folder)
@@ -111,6 +117,7 @@ class ZeroEngine:
         return _ZeroState(self._partitions, self._weights)
 
     def close(self) -> None:
+        self._memory.release()
         self._engine.destroy()
 
 

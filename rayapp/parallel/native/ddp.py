@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rayapp.config.schema import OptimSection, Precision
 from rayapp.engine import Batch, EvalOutput, ParameterState, StepOutput, TrainingState
-from rayapp.fragments import PARTS, Fragment, FragmentedState, Part, StateIndex, reader_of, write_fragments, write_index
+from rayapp.fragments import PARTS, Fragment, FragmentedState, HostMemory, Part, RankSnapshot, StateIndex, reader_of, take_snapshot
 from rayapp.models.language_model import LanguageModel
 from rayapp.parallel.adam import LOSS_SCALE_WINDOW, adamw, decay_groups, is_decayed, set_step, steps_taken
-from rayapp.parallel.tokens import count_valid_tokens, evaluate
+from rayapp.parallel.tokens import count_valid_tokens, evaluate, loss_guard
 
 
 class DdpEngine:
@@ -41,16 +41,16 @@ class DdpEngine:
             self._ddp = DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=max(1, bucket_bytes // 2**20)
             )
+        self._memory = HostMemory()
         model.choose_loss(self._ddp, device)
         model.choose_mask(self._ddp, device)
 
-    def train_step(self, micro_batches: list[Batch], learning_rate: float) -> StepOutput:
+    def train_step(self, micro_batches: list[Batch], learning_rate: float, max_loss: float | None = None) -> StepOutput:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._model.train()
         valid = count_valid_tokens(micro_batches, self._device)
-        loss_sum = self._accumulate(micro_batches, valid)
-        dist.all_reduce(loss_sum)
+        loss_sum = self._accumulate(micro_batches, valid, max_loss)
         grad_norm = self._take_gradients()
         applied = bool(torch.isfinite(grad_norm))
         if applied and self._optim.max_grad_norm is not None:
@@ -63,15 +63,19 @@ class DdpEngine:
             self._refresh_copies()
         return StepOutput(float(loss_sum / valid), float(grad_norm), applied, int(valid))
 
-    def _accumulate(self, micro_batches: list[Batch], valid: Tensor) -> Tensor:
+    def _accumulate(self, micro_batches: list[Batch], valid: Tensor, max_loss: float | None) -> Tensor:
+        """Backward through all micro-batches; gives the summed loss of all ranks."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         scale = (dist.get_world_size() / valid.clamp_min(1)).float()  # DDP takes the mean over ranks
         for index, batch in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with contextlib.nullcontext() if is_last else self._ddp.no_sync():
                 loss = self._ddp(batch.input_ids, batch.labels, batch.position_ids)
+                loss_sum += loss.detach()
+                if is_last:
+                    dist.all_reduce(loss_sum)
+                    scale = scale * loss_guard(loss_sum / valid, max_loss)
                 self._scaler.scale(loss * scale).backward()
-            loss_sum += loss.detach()
         return loss_sum
 
     def _take_gradients(self) -> Tensor:
@@ -97,13 +101,15 @@ class DdpEngine:
         self._model.eval()
         return evaluate(self._model, micro_batches, self._device)
 
-    def save(self, folder: Path) -> None:
+    def snapshot(self, *, copied: bool) -> RankSnapshot:
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        write_fragments(
-            folder, rank, world_size, self._fragments(rank, world_size), dict(self._model.named_kept_buffers()) if rank == 0 else None
+        return take_snapshot(
+            rank,
+            self._index(world_size),
+            self._fragments(rank, world_size),
+            dict(self._model.named_kept_buffers()),
+            self._memory if copied else None,
         )
-        if rank == 0:
-            write_index(folder, self._index(world_size))
 
     def _fragments(self, rank: int, world_size: int) -> Iterator[Fragment]:
         """An equal share of every parameter for each rank."""
@@ -150,6 +156,7 @@ class DdpEngine:
         return _DdpState(self)
 
     def close(self) -> None:
+        self._memory.release()
         self._optimizer.state.clear()
         self._masters.clear()
         self._weights.clear()

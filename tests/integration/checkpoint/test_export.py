@@ -15,8 +15,8 @@ from support.export_work import STEPS, Exported, probe_tokens, train_and_export
 from support.prepared import VOCAB_SIZE, checkpoint_folder, prepare_small, run_on
 from support.ranks import run_ranks
 
+from rayapp.checkpoint.checkpoints import MANIFEST
 from rayapp.checkpoint.export import export_run
-from rayapp.checkpoint.store import MANIFEST
 from rayapp.errors import CheckpointError, StorageError
 from rayapp.storage import Location, open_location
 

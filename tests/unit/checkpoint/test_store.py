@@ -5,22 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from pyarrow import fs
+from support.snapshots import FileSnapshot
 
-from rayapp.checkpoint.store import (
-    MANIFEST,
-    Checkpoint,
-    CheckpointStore,
-    Progress,
-    checkpoint_at,
-    complete_checkpoints,
-    newest_intact,
-)
+from rayapp.checkpoint.checkpoints import MANIFEST, checkpoint_at, complete_checkpoints, newest_intact
+from rayapp.checkpoint.progress import Progress
+from rayapp.checkpoint.store import CheckpointStore
 from rayapp.errors import CheckpointError, StorageError
 from rayapp.storage import Location, open_location
 
@@ -41,12 +36,8 @@ def progress(step: int, validation_loss: float | None = None) -> Progress:
     return Progress(step=step, data_fingerprint="f", validation_loss=validation_loss, validation_step=step)
 
 
-def writer(content: bytes = b"weights") -> Callable[[Path], None]:
-    def write(target: Path) -> None:
-        (target / "rank-0").write_bytes(content)
-        (target / "state.json").write_bytes(b"{}")
-
-    return write
+def writer(content: bytes | Exception = b"weights") -> FileSnapshot:
+    return FileSnapshot({"rank-0": content, "state.json": b"{}"})
 
 
 def store_of(folder: Location, keep_last: int = 2, keep_best: int = 0) -> CheckpointStore:
@@ -67,7 +58,7 @@ def file_of(folder: Location, step: int, name: str = "rank-0") -> Path:
 
 
 def test_the_manifest_tells_what_was_written(folder: Location) -> None:
-    checkpoint = store_of(folder).save(progress(3, validation_loss=1.5), writer(b"some weights"))
+    checkpoint = store_of(folder).save(progress(3, validation_loss=1.5), writer(b"some weights")).checkpoint
     listed = json.loads(file_of(folder, 3, MANIFEST).read_text())
     assert listed["files"] == {
         "rank-0": {"size_bytes": 12, "sha256": hashlib.sha256(b"some weights").hexdigest()},
@@ -92,7 +83,7 @@ def test_the_newest_and_the_best_are_kept(folder: Location) -> None:
 def test_a_later_save_of_a_step_replaces_the_one_before(folder: Location) -> None:
     store_of(folder).save(progress(4), writer(b"old"))
     file_of(folder, 4, "rank-7").write_bytes(b"of a larger world")
-    checkpoint = store_of(folder).save(progress(4), writer(b"new"))
+    checkpoint = store_of(folder).save(progress(4), writer(b"new")).checkpoint
     assert file_of(folder, 4).read_bytes() == b"new"
     assert not file_of(folder, 4, "rank-7").exists()
     checkpoint.verify()
@@ -112,21 +103,14 @@ def test_a_half_written_folder_does_not_count_and_is_cleared(folder: Location) -
     assert sorted(path.name for path in half.iterdir()) == [MANIFEST, "rank-0", "state.json"]
 
 
-def test_a_process_that_dies_between_the_files_and_the_manifest_leaves_nothing_that_counts(folder: Location) -> None:
+def test_what_unfinished_saves_left_of_other_steps_is_cleared_by_the_next_save(folder: Location) -> None:
     save(folder, 1)
-
-    class Killed(BaseException):
-        pass
-
-    def die(target: Path) -> None:
-        (target / "rank-0").write_bytes(b"half")
-        raise Killed
-
-    with pytest.raises(Killed):
-        store_of(folder).save(progress(1), die)
-    assert newest_intact(folder) is None, "the same step was being replaced"
-    save(folder, 1)
-    assert checkpoint_at(folder, None).step == 1
+    half = file_of(folder, 2).parent
+    half.mkdir()
+    (half / ".rank-0.partial").write_bytes(b"half")
+    save(folder, 3)
+    assert not half.exists()
+    assert steps_on_disk(folder) == [1, 3]
 
 
 def flip(path: Path) -> None:
@@ -186,12 +170,8 @@ def test_an_empty_run_has_no_checkpoint(folder: Location) -> None:
 def test_a_write_that_fails_loses_nothing_that_was_complete(folder: Location) -> None:
     save(folder, 1, 2, keep_last=1)
 
-    def full(target: Path) -> None:
-        (target / "rank-0").write_bytes(b"a part")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(StorageError, match=r"could not be written: rank 0: .*No space left on device; free space"):
-        store_of(folder, keep_last=1).save(progress(3), full)
+    with pytest.raises(StorageError, match=r"could not be written by rank 0: .*No space left on device.*; free space"):
+        store_of(folder, keep_last=1).save(progress(3), writer(OSError(errno.ENOSPC, "No space left on device")))
     assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [2]
     checkpoint_at(folder, 2).verify()
     save(folder, 3, keep_last=1)
@@ -203,7 +183,7 @@ def test_storage_that_is_no_file_tree(tmp_path: Path) -> None:
     folder = Location(remote, "run/checkpoints", "mock://bucket/run/checkpoints")
     store = store_of(folder, keep_last=1)
     store.save(progress(1), writer())
-    checkpoint = store.save(progress(2), writer(b"far away"))
+    checkpoint = store.save(progress(2), writer(b"far away")).checkpoint
     assert [found.step for found in complete_checkpoints(folder)] == [2]
     checkpoint.verify()
     with checkpoint.opened() as local:
@@ -212,7 +192,7 @@ def test_storage_that_is_no_file_tree(tmp_path: Path) -> None:
     assert not local.exists()
     flip(tmp_path / "run/checkpoints/step-00000002/rank-0")
     with pytest.raises(CheckpointError, match="mock://bucket/run/checkpoints/step-00000002/rank-0 has other content"):
-        Checkpoint(checkpoint.folder, checkpoint.manifest).verify()
+        checkpoint.verify()
 
 
 def test_a_run_that_went_back_keeps_what_it_saves_then(folder: Location) -> None:

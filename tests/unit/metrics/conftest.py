@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
 import resource
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import resolved
 
+from rayapp.config.resolved import ResolvedRun
 from rayapp.metrics.record import StepRecord
 
 
@@ -53,3 +58,43 @@ def files_no_larger_than() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limit
+
+
+@pytest.fixture
+def tracker_environment(tmp_path: Path) -> Iterator[None]:
+    """An environment without a tracker's variables, in a home without a login; what is set inside is undone."""
+    before = dict(os.environ)
+    for name in before:
+        if name == "NETRC" or name.startswith(("WANDB_", "MLFLOW_")):
+            del os.environ[name]
+    home = tmp_path / "home"
+    home.mkdir()
+    os.environ["HOME"] = str(home)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def tracked_run(tmp_path: Path) -> Callable[..., ResolvedRun]:
+    """A resolved run of 20 steps whose folder is ``tmp_path/runs/r0``; ``metrics`` is that section of its run file."""
+
+    def make(metrics: dict[str, Any], world_size: int = 2, folder: str = "r0") -> ResolvedRun:
+        run = resolved(world_size=world_size, metrics=metrics)
+        return run.model_copy(update={"run_dir": str(tmp_path / "runs" / folder)})
+
+    return make
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def dead_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -80,8 +80,8 @@ def test_nothing_that_training_reads_is_left_open(load: Load) -> None:
         for key, value in file.model_dump()[section].items()
         if value is None
     }
-    # no stage with ddp; no target and no type of GPU unless asked for
-    assert left == {"parallel.zero_stage", "train.target_loss", "resources.gpu_type"}
+    # no stage with ddp; no target, no type of GPU and no rate of failures unless asked for
+    assert left == {"parallel.zero_stage", "train.target_loss", "resources.gpu_type", "checkpoint.mean_time_between_failures_s"}
     assert all(notes.values())
 
 
@@ -136,3 +136,19 @@ def test_the_model_takes_the_tokenizers_vocabulary(load: Load) -> None:
     assert (derived.model["vocab_size"], derived.model["eos_token_id"]) == (300, 0)
     larger = derive_all(load(TINY, "model.config.vocab_size=320"), CPUS)
     assert larger.model["vocab_size"] == 320
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "seconds"),
+    [
+        ((), 2, 1800.0),
+        (("checkpoint.interval_steps=7",), 7, None),
+        (("checkpoint.interval_s=60.0",), None, 60.0),
+        (("checkpoint.mean_time_between_failures_s=86400.0",), None, None),
+    ],
+)
+def test_an_interval_that_is_asked_for_is_the_only_one(
+    load: Load, overrides: tuple[str, ...], steps: int | None, seconds: float | None
+) -> None:
+    file, _ = derive(load(TINY, "train.num_steps=12", *overrides), CPUS)
+    assert (file.checkpoint.interval_steps, file.checkpoint.interval_s) == (steps, seconds)

@@ -1,105 +1,20 @@
-"""The logical state on disk: every rank writes the fragments that it owns, any reader puts them together.
-
-A folder holds one `rank-R-of-W.safetensors` for each rank and one `state.json`. A fragment is a run of a parameter's
-elements in row-major order: its values lie in the rank's file under `weight/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`
-(1-D, fp32), and the file's metadata says where in the parameter it starts. No pickle is involved, and a reader maps the
-files into memory, so that any strategy and world size can read what it needs and nothing else.
-"""
+"""Reading a logical state from a folder of fragments."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rayapp.engine import ParameterState
-from rayapp.errors import CheckpointError, Problem, StorageError
-
-Part = Literal["weight", "exp_avg", "exp_avg_sq"]
-PARTS: tuple[Part, ...] = ("weight", "exp_avg", "exp_avg_sq")
-STATE_FILE = "state.json"
-BUFFER = "buffer"
-
-
-class StateIndex(BaseModel):
-    """`state.json`: what the fragments make up."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    format: Literal[1] = 1
-    """Of this file and of the fragments."""
-    world_size: int
-    """Ranks that wrote."""
-    step: int
-    """Optimizer steps that were applied: Adam's own count."""
-    loss_scale: float | None = None
-    """fp16's dynamic loss scale."""
-    loss_scale_good_steps: int = 0
-    """Steps since the loss scale last changed."""
-    shapes: dict[str, list[int]]
-    """Every parameter once, by its Hugging Face name."""
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A run of one parameter's elements that a rank owns.
-
-    Attributes:
-        name: the parameter's Hugging Face name.
-        start: index of the first element in row-major order.
-        parts: weight, exp_avg and exp_avg_sq: 1-D fp32 tensors of equal length on any device.
-    """
-
-    name: str
-    start: int
-    parts: dict[Part, Tensor]
-
-
-def rank_file(rank: int, world_size: int) -> str:
-    """The name of a rank's file."""
-    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
-
-
-def write_fragments(
-    folder: Path, rank: int, world_size: int, fragments: Iterable[Fragment], buffers: dict[str, Tensor] | None = None
-) -> None:
-    """Write one rank's fragments (and, by one rank, the model's buffers)."""
-    tensors: dict[str, Tensor] = {}
-    starts: dict[str, int] = {}
-    for fragment in fragments:
-        starts[fragment.name] = fragment.start
-        for part, values in fragment.parts.items():
-            tensors[f"{part}/{fragment.name}"] = values.detach().to("cpu", torch.float32).contiguous()
-    for name, buffer in (buffers or {}).items():
-        tensors[f"{BUFFER}/{name}"] = buffer.detach().to("cpu").contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(tensors, folder / rank_file(rank, world_size), {"starts": json.dumps(starts)})
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        StorageError: the disk refused, or is full.
-    """
-    try:
-        save_file(tensors, path, metadata=metadata)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(Problem(f"file {path}", f"cannot be written: {error}", "free space, or use another storage.path")) from error
-
-
-def write_index(folder: Path, index: StateIndex) -> None:
-    """Write `state.json`; one rank does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / STATE_FILE).write_text(index.model_dump_json(indent=1))
+from rayapp.errors import CheckpointError, Problem
+from rayapp.fragments.index import BUFFER, PARTS, STATE_FILE, Part, StateIndex, rank_file
 
 
 class FragmentedState:
