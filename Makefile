@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_FILE := jobs/quickstart.yaml
 BENCHMARK ?= jobs/quickstart.yaml train.num_steps=20 train.validation_rows=8
+CHECKPOINT_BENCHMARK ?= --weights-millions 8,80
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install run test lint types unit integration e2e test-slow benchmark-launch clean
+.PHONY: install run test lint types unit integration e2e test-slow benchmark-launch benchmark-checkpoints clean
 
 install: $(INSTALLED)
 
@@ -45,6 +46,9 @@ test-slow: install
 
 benchmark-launch: install
 	$(BIN)/python tests/benchmarks/launch_overhead.py $(BENCHMARK)
+
+benchmark-checkpoints: install
+	$(BIN)/python tests/benchmarks/checkpoint_cost.py $(CHECKPOINT_BENCHMARK)
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -57,8 +57,7 @@ KNOWN_SCHEMES = "use a path, or s3://, gs:// or hdfs:// with a bucket or host"
 
 S3_CONNECT_TIMEOUT_S = 5
 S3_SILENCE_TIMEOUT_S = 10
-S3_ATTEMPTS = 2
-"""Of the SDK, before a failure is seen here. What it does on its own keeps one call on a silent server for 100 s."""
+"""One call makes three attempts, so that it takes half a minute at most. With what a URI gives it would be 100 s."""
 S3_LOST_OPTIONS = ("smart_defaults", "tls_ca_dir_path", "tls_verify_certificates")
 """pyarrow takes them from a URI and forgets them when it sends the filesystem to another process."""
 GCS_RETRY_LIMIT = "retry_limit_seconds"
@@ -393,10 +392,10 @@ def _open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def _impatient(filesystem: fs.S3FileSystem) -> fs.S3FileSystem:
-    """The same S3 with limits on how long one call may take, which a URI cannot give."""
+    """The same S3 with limits on how long one call may take, and with pyarrow's usual three attempts; a URI can give neither."""
     _, (options,) = filesystem.__reduce__()  # how pyarrow sends the options to another process
     limits = {"connect_timeout": S3_CONNECT_TIMEOUT_S, "request_timeout": S3_SILENCE_TIMEOUT_S}
-    return fs.S3FileSystem(**(options | limits), retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=S3_ATTEMPTS))
+    return fs.S3FileSystem(**(options | limits))
 
 
 def _check_uri(uri: str) -> None:

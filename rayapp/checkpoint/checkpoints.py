@@ -42,6 +42,11 @@ class Manifest(BaseModel):
     written_at: float
     """Unix time in seconds."""
 
+    @property
+    def world_size(self) -> int:
+        """Ranks that wrote it, a file each."""
+        return sum(name.endswith(".safetensors") for name in self.files)
+
 
 def checkpoint_folder(folder: Location, step: int) -> Location:
     """Where the checkpoint of a step lies among a run's checkpoints."""

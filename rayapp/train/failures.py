@@ -21,6 +21,7 @@ DEATH_CLASSES = (
 DEATHS = (
     (r"running low on memory|OutOfMemoryError|Ray's memory monitor", "was killed because its node ran out of memory"),
     (r"node.{0,80}(has died|was terminated|is dead|died)|[Nn]ode has died|NODE_DIED", "was lost with its node"),
+    (r"ActorUnavailableError", "cannot be reached any more: its process or its node is gone"),
     (r"preempt", "was lost: its node was taken back"),
     (r"connection error code 2|SIGKILL|process (has )?died", "was killed (SIGKILL, or by the kernel for want of memory) or crashed"),
 )

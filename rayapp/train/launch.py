@@ -54,7 +54,7 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
     prepared = find_usable(loaded.file, storage, before)
     if checkpoint is not None and _is_finished(checkpoint, run_dir, loaded):
         report(f"run {run_dir.name} has all of its {checkpoint.step} steps; exporting it again")
-        export_run(run_dir, RunFolder(run_dir).model)
+        export_run(run_dir, RunFolder(run_dir).model, checkpoint.step)
         return TrainDocument.model_validate_json(RunFolder(run_dir).summary.read_bytes())
     if not finds_cluster(address):
         check_start(loaded, local_inventory(), prepared, before)  # refuse what cannot work before a Ray is started for it
@@ -73,7 +73,7 @@ def train(loaded: LoadedRunFile, *, resume: str | None, run_id: str | None, addr
             )
             finished = fit(run, report)
         report("exporting the model")
-        model_dir = export_run(run_dir, RunFolder(run_dir).model).model_dir
+        model_dir = export_run(run_dir, RunFolder(run_dir).model, finished.outcome.progress.step).model_dir
         return _conclude(run, run_dir, finished, model_dir)
 
 
@@ -99,7 +99,14 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
 
 
 def _is_finished(checkpoint: Checkpoint, run_dir: Location, loaded: LoadedRunFile) -> bool:
-    return checkpoint.step == loaded.file.train.num_steps and RunFolder(run_dir).summary.exists()
+    if checkpoint.step != loaded.file.train.num_steps or not RunFolder(run_dir).summary.exists():
+        return False
+    try:
+        checkpoint.verify()
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return False  # the workers go on from the checkpoint before
+    return True
 
 
 def _check_run_id(run_id: str | None) -> None:

@@ -81,8 +81,14 @@ class _FailureNews(UserCallback):  # type: ignore[misc]
 
     def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray Train before it starts the group again, or gives up."""
-        told = {rank: (type(error).__name__, str(error)) for rank, error in worker_exceptions.items()}
-        ray.get(self._board.fail.remote(told))
+        ray.get(self._board.fail.remote({rank: _class_and_text(error) for rank, error in worker_exceptions.items()}))
+
+
+def _class_and_text(error: Exception) -> tuple[str, str]:
+    """What is behind a failed health check is told without Ray's description of the worker before it."""
+    inner = getattr(error, "health_check_failure", None)
+    text = str(error) if inner is None else f"{type(inner).__name__}: {inner}"
+    return type(error).__name__, text
 
 
 class _ControllerNews(ControllerCallback):  # type: ignore[misc]

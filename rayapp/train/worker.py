@@ -209,7 +209,9 @@ class _Worker:
             if opened is None:
                 return Progress(step=0, data_fingerprint=self._run.data.fingerprint)
             engine.load(opened.files)
-        self._tell(f"continuing from the checkpoint of step {opened.checkpoint.step}")
+        writers = opened.checkpoint.manifest.world_size
+        by_others = "" if writers == self._run.layout.world_size else f", which {writers} ranks wrote"
+        self._tell(f"continuing from the checkpoint of step {opened.checkpoint.step}{by_others}")
         return opened.checkpoint.manifest.progress
 
     def _rewound(self, progress: Progress, error: RewindError) -> Progress:

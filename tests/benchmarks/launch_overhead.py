@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import pickle
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from torchrun import run_under_torchrun
 
 from rayapp.checkpoint.runs import RunFolder
 from rayapp.cluster.connect import connected
@@ -33,8 +32,6 @@ from rayapp.preflight.derive import Derived, derive_all
 from rayapp.preflight.resolve import claim_run, resolve
 from rayapp.storage import Location, open_location
 from rayapp.train.fit import fit
-
-WORKER = Path(__file__).parent / "torchrun_worker.py"
 
 
 def main() -> None:
@@ -66,7 +63,7 @@ def measure(loaded: LoadedRunFile, storage: Location, rounds: int) -> dict[str, 
         derived = derive_all(loaded, read_inventory(), prepared)
         for number in range(rounds):
             run = start(derived, prepared, storage / "bench" / f"torchrun-{number}")
-            run_under_torchrun(run)
+            run_under_torchrun(run, sys.stderr)
             rates["torchrun"] += steady_rates(run)
             run = start(derived, prepared, storage / "bench" / f"ray-{number}")
             fit(run, tell)
@@ -82,16 +79,6 @@ def start(derived: Derived, prepared: PreparedData, run_dir: Location) -> Resolv
     run = resolve(derived, prepared, run_dir, None)
     claim_run(run_dir, run, "")
     return run
-
-
-def run_under_torchrun(run: ResolvedRun) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        run_file, result = Path(folder) / "run.json", Path(folder) / "outcome"
-        run_file.write_text(run.model_dump_json())
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.layout.world_size}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": run.device.kind}
-        subprocess.run([*command, str(WORKER), str(run_file), str(result)], check=True, env=environment, stdout=sys.stderr)
-        assert pickle.loads(result.read_bytes()).progress.step == run.file.train.num_steps
 
 
 def steady_rates(run: ResolvedRun) -> list[float]:

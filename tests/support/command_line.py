@@ -114,6 +114,35 @@ def ray_head(home: Path, *, num_cpus: int) -> Iterator[Head]:
         process.wait()
 
 
+@contextmanager
+def joined_node(head: Head, *, num_cpus: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A node of its own on this machine, joined to the head; it ends with the block, unless the test has ended it."""
+    ports = free_ports(3)
+    known = _num_nodes(head)
+    process = subprocess.Popen(
+        [
+            str(Path(sys.executable).parent / "ray"), "start", f"--address={head.address}", "--block", f"--num-cpus={num_cpus}",
+            "--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={ports[0]}", f"--dashboard-agent-grpc-port={ports[1]}",
+            f"--metrics-export-port={ports[2]}", f"--object-store-memory={2**27}", "--disable-usage-stats",
+        ],
+        env=head.commands.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while _num_nodes(head) <= known:
+            assert process.poll() is None, f"ray start ended with {process.returncode}"
+            assert time.monotonic() < deadline, "the node did not join"
+        yield process
+    finally:
+        process.terminate()
+        _wait_for_end(process)
+
+
+def _num_nodes(head: Head) -> int:
+    script = "import ray, logging; ray.init(logging_level=logging.ERROR); print(sum(node['Alive'] for node in ray.nodes()))"
+    return int(head.commands.run("python", "-c", script).stdout.splitlines()[-1])
+
+
 def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
     """Ray ends its parts one after the other, some of them slowly; what is still there then is not waited for."""
     with suppress(subprocess.TimeoutExpired):

@@ -23,8 +23,8 @@ TEXTS = [f"def step_{i}(count):\n    return count + {i} * {i % 7}\n" + "pass\n" 
 VOCAB_SIZE = 300
 
 
-def prepare_small(folder: Path, texts: Sequence[str] = TEXTS) -> PreparedData:
-    """Some hundred rows of SEQUENCE tokens, a fifth of the documents held out, and the tokenizer's folder; rows in the texts' order."""
+def prepare_small(folder: Path, texts: Sequence[str] = TEXTS, sequence_length: int = SEQUENCE) -> PreparedData:
+    """Rows in the texts' order (some hundred by default), a fifth of the documents held out, and the tokenizer's folder."""
     folder.mkdir(parents=True)
     corpus = folder.parent / f"{folder.name}.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -34,7 +34,7 @@ def prepare_small(folder: Path, texts: Sequence[str] = TEXTS) -> PreparedData:
     row_format = RowFormat(
         backend_json(tokenizer),
         int(tokenizer.eos_token_id),
-        sequence_length=SEQUENCE,
+        sequence_length=sequence_length,
         rows_per_shard=50,
         validation_fraction=0.2,
         max_document_bytes=10_000,
@@ -43,7 +43,7 @@ def prepare_small(folder: Path, texts: Sequence[str] = TEXTS) -> PreparedData:
     result = prepare_group(Group(0, 0, tuple(Piece(file) for file in files)), row_format, location)
     manifest = DataManifest(
         fingerprint="small",
-        sequence_length=SEQUENCE,
+        sequence_length=sequence_length,
         vocab_size=vocab_size_of(tokenizer),
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         eos_token_id=row_format.eos_token_id,

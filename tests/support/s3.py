@@ -18,7 +18,7 @@ START_S = 60
 CHUNK_BYTES = 2**16
 
 Fault = Literal["drop", "hang", "cut", "503", "403"]
-"""Close the connection, never answer, close it after half an answer, or answer with a status."""
+"""Close the connection, never answer, close it after the first byte of an answer, or answer with a status."""
 STATUS_LINES = {"503": "503 Slow Down", "403": "403 Forbidden"}
 ERROR_CODES = {"503": "SlowDown", "403": "InvalidAccessKeyId"}
 
@@ -53,12 +53,14 @@ class Proxy:
     Attributes:
         fault: called with each request's method, says what is done to it; None passes it on.
         requests: the methods of all requests so far.
+        faults: how many of them were not passed on as they were.
     """
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self.fault: Callable[[str], Fault | None] = lambda _: None
         self.requests: list[str] = []
+        self.faults = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._ended = threading.Event()
@@ -98,6 +100,7 @@ class Proxy:
             method = head.split(b" ", 1)[0].decode()
             self.requests.append(method)
             fault = self.fault(method)
+            self.faults += fault is not None
             if fault == "hang":
                 self._ended.wait()
             elif fault in STATUS_LINES:
@@ -111,14 +114,10 @@ class Proxy:
             server.sendall(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
             threading.Thread(target=_pump, args=(client, server), daemon=True).start()
             answer_head, answer = _read_head(server)
-            length = re.search(rb"(?i)content-length: (\d+)", answer_head)
-            room = int(length[1]) // 2 if cut and length else None
-            client.sendall(answer_head + b"\r\n\r\n")
-            while answer and (room is None or room > 0):
-                piece = answer if room is None else answer[:room]
-                client.sendall(piece)
-                room = None if room is None else room - len(piece)
-                answer = server.recv(CHUNK_BYTES)
+            client.sendall(answer_head + b"\r\n\r\n" + answer[: 1 if cut else None])
+            if not cut:
+                _pump(server, client)
+            client.shutdown(socket.SHUT_RDWR)  # to close it would wait for the thread that reads from it
 
 
 def _read_head(stream: socket.socket) -> tuple[bytes, bytes]:

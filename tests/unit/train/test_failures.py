@@ -18,6 +18,10 @@ OUT_OF_MEMORY = (
     "Task was killed due to the node running low on memory.\nMemory on the node was 9.5GB / 10GB",
 )
 NODE_LOST = ("WorkerHealthCheckFailedError", "The actor died because its node has died. Node Id: 8f0, the node was terminated unexpectedly")
+UNREACHABLE = (
+    "WorkerHealthCheckFailedError",
+    "ActorUnavailableError: The actor 24c6a is unavailable: The actor is temporarily unavailable: RpcError: failed to connect",
+)
 PEER_LOST = ("RuntimeError", "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:20708: Connection reset by peer")
 
 
@@ -32,6 +36,7 @@ def failure(exceptions: dict[int, tuple[str, str]], **others: dict[int, str]) ->
         (KILLED, "was killed (SIGKILL, or by the kernel for want of memory) or crashed"),
         (OUT_OF_MEMORY, "was killed because its node ran out of memory"),
         (NODE_LOST, "was lost with its node"),
+        (UNREACHABLE, "cannot be reached any more: its process or its node is gone"),
         (("ActorDiedError", "something new"), "is gone: something new"),
     ],
 )
