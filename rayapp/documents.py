@@ -81,7 +81,7 @@ class TrainDocument(Document):
     average_memory_bytes: int
     """Mean over ranks and steps."""
     skipped_steps: int
-    """Steps that were not applied because a number was not finite."""
+    """Steps that were not applied: a number was not finite, or the loss a spike (`train.on_spike=skip`)."""
     restarts: int
     """Restarts of the worker group, in this process."""
     failures: list[TrainFailure] = []

@@ -18,7 +18,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl, quote
 
 from pyarrow import ArrowCapacityError, ArrowException, fs
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from rayapp.errors import Problem, StorageError
 
@@ -166,14 +166,26 @@ class Location:
         Raises:
             StorageError: the storage refused, or failed for too long.
         """
+        self.write_pieces(lambda: iter([content]))
+
+    def write_pieces(self, pieces: Callable[[], Iterator[bytes | memoryview]]) -> None:
+        """Write a file that is not held whole: readers see the old content or the new one.
+
+        Args:
+            pieces: gives the bytes from the beginning, every time it is called.
+
+        Raises:
+            StorageError: the storage refused, or failed for too long.
+        """
 
         def write() -> None:
             if self.is_local:
                 with _appearing(self.local_path) as partial:
-                    partial.write_bytes(content)
+                    with partial.open("wb") as stream:
+                        stream.writelines(pieces())
                     _bring_to_disk(partial)
             else:
-                self._write_object(iter([content]))
+                self._write_object(pieces())
 
         self._try("cannot be written", write)
 
@@ -198,7 +210,7 @@ class Location:
 
         self._try("cannot be written", copy)
 
-    def _write_object(self, chunks: Iterator[bytes]) -> None:
+    def _write_object(self, chunks: Iterator[bytes | memoryview]) -> None:
         """Write where a file appears when its stream is closed, as objects do."""
         stream = self.filesystem.open_output_stream(self.path)
         try:
@@ -296,7 +308,7 @@ def retrying(action: Callable[[], T], *, what: str, retry_s: float, rule: str = 
     Args:
         action: can be repeated after it failed at any point.
         what: what it does and to what, as errors and the log name it: ``writing runs/a/checkpoint``.
-        retry_s: seconds from the first try to the last. Between two, half a second pass at first and 15 s at most, at random.
+        retry_s: seconds from the first failure to the last try. Between two, half a second pass at first and 15 s at most, at random.
         rule: how errors say that it failed.
         remedy: what they advise where trying again is of no use.
 
@@ -309,15 +321,21 @@ def retrying(action: Callable[[], T], *, what: str, retry_s: float, rule: str = 
     """
     backoff = wait_random_exponential(multiplier=FIRST_WAIT_S, min=FIRST_WAIT_S, max=LONGEST_WAIT_S)
 
+    first_failure_s: list[float] = []  # an upload may take longer than that, and fail at its end
+
+    def left_s() -> float:
+        if not first_failure_s:
+            first_failure_s.append(time.monotonic())
+        return first_failure_s[0] + retry_s - time.monotonic()
+
     def wait(state: RetryCallState) -> float:
-        assert state.seconds_since_start is not None
-        return min(backoff(state), retry_s - state.seconds_since_start)  # the last try comes at the end of the time
+        return max(0.0, min(backoff(state), left_s()))  # the last try comes at the end of the time
 
     def tell(state: RetryCallState) -> None:
         assert state.outcome is not None
         logger.warning("%s %s: %s; it is tried again in %.1f s", what, rule, _reason(state.outcome.exception()), state.upcoming_sleep)
 
-    tries = Retrying(retry=retry_if_exception(_may_pass), wait=wait, stop=stop_after_delay(retry_s), before_sleep=tell, reraise=True)
+    tries = Retrying(retry=retry_if_exception(_may_pass), wait=wait, stop=lambda state: left_s() <= 0, before_sleep=tell, reraise=True)
     started = time.monotonic()
     try:
         return tries(action)

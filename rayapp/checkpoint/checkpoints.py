@@ -112,11 +112,12 @@ def complete_checkpoints(folder: Location) -> list[Checkpoint]:
     """Every complete checkpoint, oldest first."""
     found = []
     for child in folder.children():
-        manifest = child / MANIFEST
-        if not child.name.startswith(PREFIX) or not manifest.exists():
+        if not child.name.startswith(PREFIX):
             continue
         try:
-            found.append(Checkpoint(folder, Manifest.model_validate_json(manifest.read_bytes())))
+            found.append(Checkpoint(folder, Manifest.model_validate_json((child / MANIFEST).read_bytes())))
+        except FileNotFoundError:  # half-written, or removed just now
+            continue
         except ValidationError:
             logger.warning("checkpoint %s has a manifest that cannot be read; it is left alone", child)
     return sorted(found, key=lambda checkpoint: checkpoint.step)

@@ -1,16 +1,14 @@
-"""One file of a checkpoint: written in pieces, hashed on the way, tried again as a whole when the storage fails for a while."""
+"""One file of a checkpoint: written in pieces and hashed on the way, and compared with what was written."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel, ConfigDict
 
 from rayapp.errors import CheckpointError, Problem
-from rayapp.storage import Location, retrying
+from rayapp.storage import Location
 
 
 class FileEntry(BaseModel):
@@ -23,46 +21,28 @@ class FileEntry(BaseModel):
 
 
 def write_file(target: Location, pieces: Callable[[], Iterator[memoryview]]) -> FileEntry:
-    """Write a file; it appears when it is complete, and in a file tree it is on the disk then.
+    """Write a file and tell what it is; it appears when it is complete, and in a file tree it is on the disk then.
 
     Args:
-        target: where. Its ``retry_s`` says how long a storage that fails is tried again.
+        target: where.
         pieces: gives the bytes from the beginning, every time it is called.
 
     Raises:
         StorageError: the storage refused, or failed for too long.
     """
-    write = _write_local if target.is_local else _write_remote
-    return retrying(lambda: write(target, pieces()), what=f"writing {target}", retry_s=target.retry_s)
+    entry = FileEntry(size_bytes=0, sha256="")
 
-
-def _write_local(target: Location, pieces: Iterator[memoryview]) -> FileEntry:
-    path = target.local_path
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    digest, size = hashlib.sha256(), 0
-    try:
-        with partial.open("wb", buffering=0) as stream:
-            for piece in pieces:
-                digest.update(piece)
-                rest = piece
-                while rest:  # a raw write may take less than it is given
-                    rest = rest[stream.write(rest) :]
-                size += len(piece)
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return FileEntry(size_bytes=size, sha256=digest.hexdigest())
-
-
-def _write_remote(target: Location, pieces: Iterator[memoryview]) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
-    with target.filesystem.open_output_stream(target.path) as stream:  # an object appears when its upload is complete
-        for piece in pieces:
+    def hashed() -> Iterator[memoryview]:
+        nonlocal entry
+        digest, size = hashlib.sha256(), 0
+        for piece in pieces():
             digest.update(piece)
-            stream.write(piece)
             size += len(piece)
-    return FileEntry(size_bytes=size, sha256=digest.hexdigest())
+            yield piece
+        entry = FileEntry(size_bytes=size, sha256=digest.hexdigest())
+
+    target.write_pieces(hashed)
+    return entry
 
 
 def check_size(file: Location, entry: FileEntry) -> None:

@@ -39,13 +39,16 @@ class OpenedCheckpoint:
 
 
 @contextmanager
-def newest_opened(folder: Location, *, node: str, tell: Callable[[str], None]) -> Iterator[OpenedCheckpoint | None]:
+def newest_opened(
+    folder: Location, *, node: str, tell: Callable[[str], None], reading: Callable[[], None]
+) -> Iterator[OpenedCheckpoint | None]:
     """The newest checkpoint whose files are what was written; None where there is none. Every rank calls it.
 
     Args:
         folder: the run's checkpoints.
         node: tells this rank's machine from the others'.
         tell: takes a line on each damaged checkpoint; rank 0's alone is called.
+        reading: called before each file that this rank reads.
 
     Raises:
         CheckpointError: there are checkpoints, and all of them are damaged.
@@ -66,7 +69,7 @@ def newest_opened(folder: Location, *, node: str, tell: Callable[[str], None]) -
             with ExitStack() as held:
                 if dist.get_rank() == 0:
                     held.enter_context(leased(folder, step))
-                problems = _gathered(functools.partial(_compare, checkpoint, copy, index, count))
+                problems = _gathered(functools.partial(_compare, checkpoint, copy, index, count, reading))
                 if not problems:
                     yield OpenedCheckpoint(checkpoint, copy or checkpoint.folder.local_path)
                     dist.barrier()  # nobody reads any more
@@ -81,11 +84,12 @@ def newest_opened(folder: Location, *, node: str, tell: Callable[[str], None]) -
     yield None
 
 
-def _compare(checkpoint: Checkpoint, copy: Path | None, index: int, count: int) -> list[Problem]:
+def _compare(checkpoint: Checkpoint, copy: Path | None, index: int, count: int, reading: Callable[[], None]) -> list[Problem]:
     """Download and compare this rank's share of the files; gives what is wrong with them."""
     problems: list[Problem] = []
     for name, entry in sorted(checkpoint.manifest.files.items())[index::count]:
         file = checkpoint.folder / name
+        reading()
         try:
             if copy is None:
                 check_content(file, entry)

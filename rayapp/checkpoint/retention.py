@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
-from rayapp.checkpoint.checkpoints import MANIFEST, PREFIX, Checkpoint, complete_checkpoints
+from rayapp.checkpoint.checkpoints import MANIFEST, PREFIX, Checkpoint, checkpoint_folder, complete_checkpoints
 from rayapp.checkpoint.leases import leased_steps
 from rayapp.errors import StorageError
 from rayapp.storage import Location
@@ -30,12 +30,7 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], *, newest_step: int, keep_l
 
 
 def remove_old(folder: Location, *, newest_step: int, keep_last: int, keep_best: int) -> None:
-    """Remove what is no longer kept, unless somebody reads it, and what unfinished saves have left.
-
-    What cannot be removed now is tried again after the next save.
-    """
-    for half in _half_written(folder):
-        _try(half, half.delete)
+    """Remove what is no longer kept, unless somebody reads it. What cannot be removed now is tried again after the next save."""
     checkpoints = complete_checkpoints(folder)
     kept = steps_to_keep(checkpoints, newest_step=newest_step, keep_last=keep_last, keep_best=keep_best) | leased_steps(folder)
     for checkpoint in checkpoints:
@@ -43,9 +38,13 @@ def remove_old(folder: Location, *, newest_step: int, keep_last: int, keep_best:
             _try(checkpoint.folder, functools.partial(_remove, folder, checkpoint))
 
 
-def _half_written(folder: Location) -> list[Location]:
-    """Folders of saves that never ended. Nobody else saves this run, and its own last save is complete."""
-    return [child for child in folder.children() if child.name.startswith(PREFIX) and not (child / MANIFEST).exists()]
+def remove_half_written(folder: Location) -> None:
+    """Remove folders of saves that never ended. Nobody else saves this run, and nothing of its own is being written."""
+    half = [child for child in folder.children() if child.name.startswith(PREFIX) and not (child / MANIFEST).exists()]
+    in_use = {checkpoint_folder(folder, step).name for step in leased_steps(folder)}  # one that was about to be removed
+    for child in half:
+        if child.name not in in_use:
+            _try(child, child.delete)
 
 
 def _try(what: Location, remove: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ NAME/RUN_ID/run.json          the resolved run
             tensorboard/      the same for TensorBoard
             model/            the exported Hugging Face folder
             marker            which start owns the run
+            claims/           see rayapp.checkpoint.claims
             failures.jsonl    what went wrong with workers, a line each
             summary.json      what `rayapp train --json` prints; written last
             report.html       the run's page

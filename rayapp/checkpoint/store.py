@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,16 +18,14 @@ import torch.distributed as dist
 from rayapp.checkpoint.checkpoints import MANIFEST, Checkpoint, Manifest, checkpoint_folder
 from rayapp.checkpoint.files import FileEntry, write_file
 from rayapp.checkpoint.progress import Progress
-from rayapp.checkpoint.retention import remove_old
+from rayapp.checkpoint.retention import remove_half_written, remove_old
 from rayapp.engine import Snapshot
 from rayapp.errors import Problem, RayappError, StorageError
 from rayapp.storage import Location
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_GROUP = "checkpoint"
-"""What torch calls the process group of the threads."""
-
+WAIT_S = 1.0
 UPLOAD_TIMEOUT = timedelta(days=2)
 """How far apart the ranks' uploads may end. A rank that dies is noticed at once, by its closed connection."""
 
@@ -52,13 +50,16 @@ class CheckpointStore:
         folder: the run's checkpoints. Its ``retry_s`` says how long a storage that fails is tried again.
         keep_last: newest checkpoints that are kept.
         keep_best: checkpoints with the lowest validation loss that are kept besides.
-        check_owner: called by rank 0 before a checkpoint becomes complete; it raises where the run belongs to another start.
+        check_owner: called by rank 0 before it changes anything, and before a checkpoint becomes complete; it raises where the run belongs
+            to another start.
     """
 
-    def __init__(self, folder: Location, *, keep_last: int, keep_best: int, check_owner: Callable[[], None] | None = None) -> None:
+    def __init__(self, folder: Location, *, keep_last: int, keep_best: int, check_owner: Callable[[], None]) -> None:
         self.folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
         self._check_owner = check_owner
-        self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT, group_desc=CHECKPOINT_GROUP)
+        self.pieces_written = 0
+        """By this rank, in all saves: it grows while a save makes progress."""
+        self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
         self._saving: _Saving | None = None
 
     @property
@@ -93,52 +94,58 @@ class CheckpointStore:
         ended, self._saving = self._saving, None
         return ended.result()
 
-    def finish(self) -> Saved | None:
+    def finish(self, waiting: Callable[[], None]) -> Saved | None:
         """Wait until nothing is being saved.
 
+        Args:
+            waiting: called about once a second as long as this rank's writing makes progress.
+
         Raises:
             StorageError: as ``collect`` does.
         """
-        if self._saving is not None:
-            self._saving.join()
+        while self._saving is not None and self._saving.is_alive():
+            before = self.pieces_written
+            self._saving.join(WAIT_S)
+            if self.pieces_written != before:
+                waiting()
         return self.collect()
-
-    def save(self, progress: Progress, snapshot: Snapshot) -> Saved:
-        """Save and wait until the checkpoint is complete.
-
-        Raises:
-            StorageError: as ``collect`` does.
-        """
-        self.begin(progress, snapshot)
-        saved = self.finish()
-        assert saved is not None
-        return saved
 
     def _save(self, progress: Progress, snapshot: Snapshot) -> Saved:
         """What the thread of a rank does."""
         started = time.monotonic()
         target = checkpoint_folder(self.folder, progress.step)
-        self._on_first(lambda: self._clear(target))
+        self._on_first(lambda: self._make_room(target))
         files: dict[str, FileEntry] = {}
 
         def write() -> None:
             for name, pieces in snapshot.files().items():
-                files[name] = write_file(target / name, pieces)
+                files[name] = write_file(target / name, lambda pieces=pieces: self._counted(pieces()))  # type: ignore[misc]
 
-        self._together(write)
+        try:
+            self._together(write)
+        except StorageError:
+            if dist.get_rank() == 0:
+                remove_half_written(self.folder)  # a full disk is not to stay full of it
+            raise
         manifest = Manifest(progress=progress, files=self._merged(files), written_at=time.time())
         self._on_first(lambda: self._complete(target, manifest))
         return Saved(Checkpoint(self.folder, manifest), time.monotonic() - started)
 
-    def _clear(self, target: Location) -> None:
-        """Remove what an unfinished save has left of this step."""
+    def _counted(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            yield piece
+            self.pieces_written += 1
+
+    def _make_room(self, target: Location) -> None:
+        """Remove what unfinished saves have left, and an older checkpoint of this step."""
+        self._check_owner()
+        remove_half_written(self.folder)
         (target / MANIFEST).delete()
         target.delete()
         target.make_dirs()
 
     def _complete(self, target: Location, manifest: Manifest) -> None:
-        if self._check_owner is not None:
-            self._check_owner()
+        self._check_owner()
         (target / MANIFEST).write_text(manifest.model_dump_json(indent=1))
         remove_old(self.folder, newest_step=manifest.progress.step, keep_last=self._keep_last, keep_best=self._keep_best)
 

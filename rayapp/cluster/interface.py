@@ -11,6 +11,7 @@ from typing import Protocol
 import psutil
 import ray
 from ray.train.torch.config import TorchConfig, _TorchBackend
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
@@ -29,8 +30,11 @@ class _NodeInterfaceBackend(_TorchBackend):  # type: ignore[misc]
     """Ray's torch backend, with each worker's interface named before its process group starts."""
 
     def on_start(self, worker_group, backend_config) -> None:  # type: ignore[no-untyped-def]
-        worker_group.execute(name_interface)
-        super().on_start(worker_group, backend_config)
+        try:
+            worker_group.execute(name_interface)
+            super().on_start(worker_group, backend_config)
+        except ray.exceptions.RayTaskError as error:  # a rank whose peer died on the way; Ray Train tries this error again
+            raise WorkerGroupStartupFailedError(f"the process group could not be set up: {error}") from error
 
 
 @dataclass

@@ -311,7 +311,7 @@ class CheckpointSection(Section):
     """Newest checkpoints that are kept."""
 
     keep_best: NonNegativeInt = 1
-    """Checkpoints with the lowest validation loss that are kept besides."""
+    """Checkpoints with the lowest validation loss that are kept besides, of those whose step was validated as well."""
 
     @model_validator(mode="after")
     def _one_kind_of_interval(self) -> CheckpointSection:

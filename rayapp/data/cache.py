@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rayapp.config.schema import CacheSection
 from rayapp.errors import DataError, Problem, StorageError
-from rayapp.storage import COPY_CHUNK_BYTES, Location
+from rayapp.storage import COPY_CHUNK_BYTES, Location, retrying
 
 SHARD_ENDING = ".arrow"
 PARTIAL_ENDING = ".partial"
@@ -96,7 +96,8 @@ class ShardCache:
         partial = target.with_suffix(PARTIAL_ENDING)
         try:
             self._reserve(partial, size_bytes)
-            if _copy(source, partial) != sha256:
+            rule = f"cannot be copied to {self._folder}"
+            if retrying(lambda: _copy(source, partial), what=f"shard {source.uri}", rule=rule, retry_s=source.retry_s) != sha256:
                 raise DataError(
                     Problem(
                         f"shard {source.uri}",

@@ -252,7 +252,7 @@ class _ShardFile:
     def __init__(self, folder: Location, name: str, row_length: int, writer_id: str) -> None:
         self._target = folder / name
         self._name = name
-        partial = Location(self._target.filesystem, f"{self._target.path}.{writer_id}.partial", f"{self._target.uri}.{writer_id}.partial")
+        partial = folder / f"{name}.{writer_id}.partial"
         self._partial = partial if folder.is_local else self._target
         self._digest = hashlib.sha256()
         self._size_bytes = 0

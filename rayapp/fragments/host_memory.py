@@ -21,11 +21,6 @@ class HostMemory:
         self._pinned = False
         self._used_bytes = 0
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that are held."""
-        return 0 if self._block is None else self._block.numel()
-
     def start(self, tensors: list[Tensor]) -> None:
         """Make room for copies of these tensors; what was handed out before is given up."""
         needed = sum(_padded(tensor.numel() * tensor.element_size()) for tensor in tensors)

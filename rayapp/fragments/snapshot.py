@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -42,14 +41,12 @@ class RankSnapshot:
         tensors: by their names in the rank's file.
         starts: where each parameter's fragment starts.
         index: of the whole state; every rank has the same.
-        is_copy: False where the tensors are the engine's own, which the next step changes.
     """
 
     rank: int
     tensors: Mapping[str, Tensor]
     starts: Mapping[str, int]
     index: StateIndex
-    is_copy: bool
 
     @property
     def size_bytes(self) -> int:
@@ -64,13 +61,6 @@ class RankSnapshot:
         if self.rank == 0:
             files[STATE_FILE] = lambda: iter([memoryview(self.index.model_dump_json(indent=1).encode())])
         return files
-
-    def write(self, folder: Path) -> None:
-        """Write the files into a local folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, pieces in self.files().items():
-            with (folder / name).open("wb") as stream:
-                stream.writelines(pieces())
 
 
 def take_snapshot(
@@ -103,4 +93,4 @@ def take_snapshot(
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.current_stream().synchronize()
         tensors = copies
-    return RankSnapshot(rank, tensors, starts, index, is_copy=memory is not None)
+    return RankSnapshot(rank, tensors, starts, index)

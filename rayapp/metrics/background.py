@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from rayapp.errors import Problem, StorageError
 from rayapp.metrics.record import MetricsRecord
 from rayapp.metrics.sink import Sink
 
@@ -23,7 +24,7 @@ class BackgroundSink:
         close_timeout_s: seconds that ``close`` waits for what is left.
     """
 
-    def __init__(self, sink: Sink, close_timeout_s: float = 60.0) -> None:
+    def __init__(self, sink: Sink, close_timeout_s: float) -> None:
         self._sink, self._close_timeout_s = sink, close_timeout_s
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
         self._failure: Exception | None = None
@@ -50,13 +51,13 @@ class BackgroundSink:
         """Wait until the sink has taken everything, and close it.
 
         Raises:
-            StorageError: a call of the sink failed.
-            TimeoutError: the sink did not get through in time.
+            StorageError: a call of the sink failed, or the sink did not get through in time.
         """
         self._calls.put(None)
         self._thread.join(self._close_timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"{type(self._sink).__name__} did not take all records in {self._close_timeout_s:g} s")
+            rule = f"did not take all records in {self._close_timeout_s:g} s"
+            raise StorageError(Problem(f"metrics of {type(self._sink).__name__}", rule, "look after the storage and the trackers"))
         self._raise_failure()
 
     def _put(self, call: Callable[[], None]) -> None:

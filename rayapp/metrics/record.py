@@ -67,7 +67,7 @@ class StepRecord(Record):
     num_valid_tokens: int
     """Tokens that the loss counted."""
     applied: bool
-    """False if the optimizer left the step out because the loss or the gradient was not finite."""
+    """False if the optimizer left the step out: the loss or the gradient was not finite, or the loss a spike (`train.on_spike`)."""
     skipped_steps: int
     """Steps of the run that were not applied so far."""
 

@@ -46,13 +46,13 @@ def blamed(failure: GroupFailure) -> tuple[int | None, str]:
         return rank, failure.verdicts[rank]
     deaths = {rank: text for rank, (name, text) in failure.exceptions.items() if name in DEATH_CLASSES and rank not in failure.reports}
     if deaths:
-        rank = min(deaths)
+        rank = min(deaths, key=lambda rank: (_kind_of_death(deaths[rank]), rank))
         return rank, f"{_who(failure, rank)} {_death(deaths[rank])}"
     said = dict(failure.reports) | {rank: text for rank, (_, text) in failure.exceptions.items() if rank not in failure.reports}
     own = {rank: text for rank, text in said.items() if not COLLATERAL.search(text)}
     for rank, text in (own or said).items():
         return rank, f"{_who(failure, rank)} failed: {_short(text)}"
-    return None, "the worker group failed without a word"
+    return None, _short(failure.detail) or "the worker group failed without a word"
 
 
 def failure_document(failure: GroupFailure, log: Mapping[int, list[str]]) -> TrainFailure:
@@ -79,11 +79,14 @@ def _who(failure: GroupFailure, rank: int) -> str:
     return f"rank {rank}" if worker is None else str(worker)
 
 
+def _kind_of_death(text: str) -> int:
+    """Which of the known deaths it is: the first are the causes of those that follow. NCCL ends survivors, too."""
+    return next((kind for kind, (mark, _) in enumerate(DEATHS) if re.search(mark, text, re.DOTALL)), len(DEATHS))
+
+
 def _death(text: str) -> str:
-    for mark, meaning in DEATHS:
-        if re.search(mark, text, re.DOTALL):
-            return meaning
-    return f"is gone: {_short(text)}"
+    kind = _kind_of_death(text)
+    return DEATHS[kind][1] if kind < len(DEATHS) else f"is gone: {_short(text)}"
 
 
 def _short(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.torch import TorchTrainer
-from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayapp.checkpoint.checkpoints import newest_intact
@@ -25,7 +26,7 @@ from rayapp.checkpoint.runs import RunFolder
 from rayapp.cluster.inventory import WorkerResources, read_inventory
 from rayapp.config.resolved import ResolvedRun
 from rayapp.documents import TrainFailure
-from rayapp.errors import InterruptedRunError, PlacementError, Problem, TerminatedRunError, WorkerError
+from rayapp.errors import InterruptedRunError, PlacementError, Problem, RayappError, StorageError, TerminatedRunError, WorkerError
 from rayapp.storage import open_location
 from rayapp.train.board import Board, News
 from rayapp.train.failures import blamed, failure_document
@@ -37,10 +38,19 @@ from rayapp.train.trainer import make_trainer
 logger = logging.getLogger(__name__)
 
 Report = Callable[[str], None]
-POLL_S = 0.5
+POLL_S = 0.25
+WATCH_RETRY_S = 10.0
+"""For the watch's own reads and writes: it has hangs to look for meanwhile."""
+
 LOG_LINES = 20
 LOG_TIMEOUT_S = 15.0
-ABORT_TIMEOUT_S = 15.0
+ABORT_TIMEOUT_S = 10.0
+PLACE_TRY_VARIABLE = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+PLACE_TRY_S = 15.0
+"""Ray Train asks for the placement group anew after so many seconds."""
+
+HEALTH_CHECK_VARIABLE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
+"""Seconds after which Ray Train itself gives a worker up that does not answer; it passes the variable on to its controller."""
 
 
 @dataclass(frozen=True)
@@ -68,76 +78,86 @@ def fit(run: ResolvedRun, report: Report) -> Finished:
         RunError: training failed.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    os.environ[HEALTH_CHECK_VARIABLE] = str(max(600.0, 2 * run.file.train.hang_timeout_s))  # the watch is to find hangs first
+    os.environ[PLACE_TRY_VARIABLE] = str(PLACE_TRY_S)
     board = Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
-    watch = _Watch(run, board, report)
     fitting = _Fitting(make_trainer(run, board))
-    with _sigterm_raises():
+    with _signals() as signals:
+        watch = _Watch(run, board, report, signals)
         fitting.start()
         try:
-            while not fitting.ended.is_set():
-                try:
-                    fitting.ended.wait(POLL_S)
-                    watch.look()
-                except KeyboardInterrupt as interrupt:
-                    watch.interrupt(interrupt)
+            while not fitting.ended.wait(POLL_S):
+                watch.look()
             watch.look()  # what came between the last look and the end
+        except ray.exceptions.RayError as error:
+            raise WorkerError(f"the connection to the cluster was lost: {error}") from error
         finally:
-            _end(fitting, board)
+            _end(fitting, board, watch.controller)
     return watch.conclude(fitting)
 
 
-def _end(fitting: _Fitting, board: Any) -> None:
+def _end(fitting: _Fitting, board: Any, controller: Any) -> None:
     """Have Ray Train's controller end its workers and itself; it must not outlive the connection that it is waited for with."""
-    if fitting.ended.is_set():
+    if fitting.ended.is_set() or controller is None:
         return
-    controller = ray.get(board.controller.remote())
-    if controller is not None:
-        controller.abort.remote()
-    if not fitting.ended.wait(ABORT_TIMEOUT_S):
-        logger.warning("Ray Train did not end its workers in %g s; they end with the connection", ABORT_TIMEOUT_S)
+    board.end.remote()  # heard between two tries to place the workers
+    controller.abort.remote()  # heard while they run
+    if not fitting.ended.wait(PLACE_TRY_S + ABORT_TIMEOUT_S):
+        ray.kill(controller)
+        fitting.ended.wait(ABORT_TIMEOUT_S)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which `ray job stop` sends."""
+class _Signals:
+    """Counts the requests to end, of Ctrl-C and of SIGTERM, which `ray job stop` sends."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: signal.Signals | None = None
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """The handler. It raises nothing, so that no news is lost half-way."""
+        self.count, self.last = self.count + 1, signal.Signals(number)
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Make SIGTERM an exception of the main thread, as Ctrl-C is; elsewhere signals belong to somebody else."""
+def _signals() -> Iterator[_Signals]:
+    """Take SIGINT and SIGTERM; in another thread than the main one they belong to somebody else."""
+    signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield signals
         return
-
-    def raise_it(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, raise_it)
+    before = {number: signal.signal(number, signals.take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield signals
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Watch:
     """Looks at the board, and acts on what it sees."""
 
-    def __init__(self, run: ResolvedRun, board: Any, report: Report) -> None:
-        self._run, self._board, self._report = run, board, report
-        self._folder = RunFolder(open_location(run.run_dir, retry_s=run.file.storage.retry_s))
+    def __init__(self, run: ResolvedRun, board: Any, report: Report, signals: _Signals) -> None:
+        self._run, self._board, self._report, self._signals = run, board, report, signals
+        self._folder = RunFolder(open_location(run.run_dir, retry_s=WATCH_RETRY_S))
         self._waiting_since_s: float | None = time.monotonic()
-        self._news: News | None = None
+        self._judged: set[tuple[str, int]] = set()
         self._failures = 0
+        self._restarts = 0
         self._last_failure: TrainFailure | None = None
-        self._interrupt: KeyboardInterrupt | None = None
+        self._is_stopping = False
+        self.controller: Any = None
 
     def look(self) -> None:
-        """Pass on what was told, and see to failures, hangs and workers that do not come up.
+        """Pass on what was told, and see to failures, hangs, workers that do not come up, and requests to end.
 
         Raises:
             RayappError: a worker refused the run.
             PlacementError: the workers were not placed in time.
+            InterruptedRunError: the run is to end at once.
         """
-        self._news = news = ray.get(self._board.take.remote())
+        news: News = ray.get(self._board.take.remote())
+        self.controller = news.controller
         for line in news.lines:
             self._report(line)
         if news.refusal is not None:
@@ -146,6 +166,7 @@ class _Watch:
             self._record(failure)
         self._check_placed(news)
         self._end_what_hangs(news)
+        self._heed_signals(news)
 
     def _check_placed(self, news: News) -> None:
         if news.is_running:
@@ -154,15 +175,18 @@ class _Watch:
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
         if time.monotonic() - self._waiting_since_s > self._run.file.train.start_timeout_s:
-            raise PlacementError(_not_placed(self._run, len(news.views)))
+            raise PlacementError(_not_placed(self._run, news))
 
     def _end_what_hangs(self, news: News) -> None:
-        hung = hung_ranks(news.views, self._run.file.train.hang_timeout_s) if news.is_running else {}
+        found = hung_ranks(news.views, self._run.file.train.hang_timeout_s) if news.is_running else {}
+        group = next((view.worker.group for view in news.views.values()), "")
+        hung = {rank: sentence for rank, sentence in found.items() if (group, rank) not in self._judged}
         if not hung:
             return
+        self._judged |= {(group, rank) for rank in hung}
         for sentence in hung.values():
             self._report(f"train.hang_timeout_s={self._run.file.train.hang_timeout_s:g} has passed: {sentence}")
-        ray.get(self._board.judge.remote(hung))
+        ray.get(self._board.judge.remote(group, hung))
         for rank in hung:
             ray.kill(news.views[rank].worker.actor)
 
@@ -171,27 +195,31 @@ class _Watch:
         worker = None if rank is None else failure.workers.get(rank)
         log = {} if worker is None else {worker.rank: _last_log_lines(worker)}
         self._last_failure = document = failure_document(failure, log)
-        self._failures += 1
-        known = self._folder.failures.read_bytes() if self._folder.failures.exists() else b""
-        self._folder.failures.write_bytes(known + document.model_dump_json().encode() + b"\n")
         self._report(f"failed after step {failure.step}: {reason}")
         for line in document.log:
             self._report(f"  {line}")
+        self._failures += not failure.is_preemption
         most = self._run.file.train.max_failures
-        if self._failures <= most:
+        if failure.is_preemption:
+            self._report("restart from the newest complete checkpoint; a node that is taken back uses up none of train.max_failures")
+        elif self._failures <= most:
             self._report(f"restart {self._failures} of {most}, from the newest complete checkpoint")
+        self._restarts += failure.is_preemption or self._failures <= most
+        try:
+            known = self._folder.failures.read_bytes() if self._folder.failures.exists() else b""
+            self._folder.failures.write_bytes(known + document.model_dump_json().encode() + b"\n")
+        except StorageError as error:
+            logger.warning("the failure is not in the run's folder: %s", error)
 
-    def interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        """Ask the workers to save and to end; where they cannot, or were asked already, leave.
-
-        Raises:
-            InterruptedRunError: nothing is left to wait for.
-        """
-        if self._interrupt is not None or self._news is None or not self._news.is_running:
-            raise self._interrupted(interrupt, "at once")
-        self._interrupt = interrupt
-        self._board.stop.remote()
-        self._report("stopping: the workers save a checkpoint after this step; once more to leave at once")
+    def _heed_signals(self, news: News) -> None:
+        if not self._signals.count:
+            return
+        if self._signals.count > 1 or not news.is_running:
+            raise self._interrupted("at once")
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._board.stop.remote()
+            self._report("stopping: the workers save a checkpoint after this step; once more to leave at once")
 
     def conclude(self, fitting: _Fitting) -> Finished:
         """What came of it all.
@@ -201,27 +229,28 @@ class _Watch:
             WorkerError: the worker group failed more often than it may.
         """
         outcome = fitting.value(self._last_failure, self._run.file.train.max_failures)
-        assert self._news is not None
-        if self._interrupt is not None and outcome.stopped:
-            raise self._interrupted(self._interrupt, f"after step {outcome.progress.step}")
-        return Finished(outcome, max(0, self._news.starts - 1))
+        if outcome.stopped:
+            raise self._interrupted(f"after step {outcome.progress.step}")
+        return Finished(outcome, self._restarts)
 
-    def _interrupted(self, interrupt: KeyboardInterrupt, when: str) -> InterruptedRunError:
-        newest = newest_intact(self._folder.checkpoints, deep=False)
-        kind = TerminatedRunError if isinstance(interrupt, Terminated) else InterruptedRunError
-        kept = "has no checkpoint yet" if newest is None else f"has its newest checkpoint at step {newest.step}"
+    def _interrupted(self, when: str) -> InterruptedRunError:
+        try:
+            newest = newest_intact(self._folder.checkpoints, deep=False)
+            kept = "has no checkpoint yet" if newest is None else f"has its newest checkpoint at step {newest.step}"
+        except RayappError as error:
+            kept = f"its checkpoints cannot be listed ({error})"
+        kind = TerminatedRunError if self._signals.last is signal.SIGTERM else InterruptedRunError
         resume = f"go on with: rayapp train FILE --resume {self._run.run_id}"
         return kind(f"interrupted: run {self._run.file.name}/{self._run.run_id} ended {when} and {kept}; {resume}")
 
 
 class _Fitting(threading.Thread):
-    """Waits for Ray Train beside the main thread, which keeps Ctrl-C for itself."""
+    """Waits for Ray Train beside the main thread, which takes signals."""
 
     def __init__(self, trainer: TorchTrainer) -> None:
         super().__init__(name="ray-train", daemon=True)
         self._trainer = trainer
         self.ended = threading.Event()
-        """Set at the end. A ``join`` that a signal interrupts takes a running thread for ended (CPython 3.11)."""
         self._result: Any = None
         self._error: TrainingFailedError | ray.exceptions.RayError | None = None
 
@@ -239,7 +268,7 @@ class _Fitting(threading.Thread):
         Raises:
             WorkerError: the worker group failed more often than it may.
         """
-        if self._error is not None and last_failure is not None:
+        if isinstance(self._error, WorkerGroupError) and last_failure is not None:
             log = "".join(f"\n  {line}" for line in last_failure.log)
             limit = f"train.max_failures={max_failures}"
             raise WorkerError(f"{last_failure.reason}, after step {last_failure.step}; {limit} is used up{log}") from self._error
@@ -252,7 +281,7 @@ class _Fitting(threading.Thread):
         return outcome
 
 
-def _not_placed(run: ResolvedRun, placed: int) -> Problem:
+def _not_placed(run: ResolvedRun, news: News) -> Problem:
     file = run.file
     worker = WorkerResources(
         num_cpus=file.resources.cpus_per_worker or 1,
@@ -262,8 +291,9 @@ def _not_placed(run: ResolvedRun, placed: int) -> Problem:
     )
     free = ray.available_resources()
     rule = (
-        f"passed before all {run.layout.world_size} workers of {worker} each were up ({placed} are). The cluster has {read_inventory()}, "
-        f"of which {free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs are free"
+        f"passed before all {run.layout.world_size} workers of {worker} each were up ({len(news.views)} are). The cluster has "
+        f"{read_inventory()}, of which {free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs are free"
+        f"{f'. Ray says: {news.start_error}' if news.start_error else ''}"
     )
     remedy = f"wait for what else runs on the cluster, add nodes, or continue with fewer workers: --resume {run.run_id} train.num_workers=N"
     return Problem(f"train.start_timeout_s={file.train.start_timeout_s:g}", rule, remedy)

@@ -12,6 +12,7 @@ class WorkerInfo:
     """One worker process.
 
     Attributes:
+        group: the token of its group, one for every start.
         rank: its world rank.
         world_size: of its group.
         node_id: Ray's id of its node.
@@ -21,6 +22,7 @@ class WorkerInfo:
         actor: Ray's handle of it.
     """
 
+    group: str
     rank: int
     world_size: int
     node_id: str
@@ -80,6 +82,8 @@ class GroupFailure:
         step: the last step that any rank was seen to have behind it.
         workers: its processes by rank, those that had come up.
         exceptions: what Ray says of ranks, the class and the text.
+        detail: what Ray says of the group where it says nothing of ranks.
+        is_preemption: its node was taken back, which uses no restart up.
         reports: what ranks said themselves before they ended, in the order of time.
         verdicts: of ranks that were ended because they hung.
     """
@@ -88,5 +92,7 @@ class GroupFailure:
     step: int
     workers: Mapping[int, WorkerInfo]
     exceptions: Mapping[int, tuple[str, str]]
+    detail: str = ""
+    is_preemption: bool = False
     reports: Mapping[int, str] = field(default_factory=dict)
     verdicts: Mapping[int, str] = field(default_factory=dict)

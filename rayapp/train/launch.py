@@ -99,8 +99,11 @@ def _choose_run(loaded: LoadedRunFile, storage: Location, resume: str | None, ru
 
 
 def _is_finished(checkpoint: Checkpoint, run_dir: Location, loaded: LoadedRunFile) -> bool:
-    if checkpoint.step != loaded.file.train.num_steps or not RunFolder(run_dir).summary.exists():
+    summary = RunFolder(run_dir).summary
+    if checkpoint.step != loaded.file.train.num_steps or not summary.exists():
         return False
+    if TrainDocument.model_validate_json(summary.read_bytes()).steps != checkpoint.step:
+        return False  # of an earlier, shorter end
     try:
         checkpoint.verify()
     except CheckpointError as error:

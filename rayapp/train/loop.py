@@ -38,6 +38,7 @@ from rayapp.train.status import GroupStatus, RankStatus, exchange
 logger = logging.getLogger(__name__)
 
 FIRST_PROFILED_STEP = 5
+TELL_LATE_S = 60.0
 FREE_MEMORY_SHARE = 0.9
 """Of the host's free memory, what copies of the states may take."""
 
@@ -132,6 +133,7 @@ class TrainLoop:
         self._held_up_s = 0.0
         self._peak_bytes = self._average_bytes = 0
         self._has_stopped = False
+        self._told_late_s = -math.inf
 
     @property
     def has_trained(self) -> bool:
@@ -235,11 +237,14 @@ class TrainLoop:
 
     def _save_what_is_due(self, status: GroupStatus, *, must: bool) -> None:
         if must or status.save_has_failed:
-            self._saved(self._store.finish())
+            self._saved(self._store.finish(self._mark_saving))
         else:
             self._saved(self._store.collect())
         if must or (status.save_is_due and not status.save_is_running):
             self._save(wait=must)
+        elif status.save_is_due and time.monotonic() - self._told_late_s > TELL_LATE_S:
+            self._told_late_s = time.monotonic()
+            self._tell(f"a checkpoint is due at step {self._progress.step}, and the one before is still being written")
 
     def _save(self, *, wait: bool) -> None:
         """Begin a checkpoint of this step. Without room for a copy, or at the end, wait until it is complete."""
@@ -247,10 +252,13 @@ class TrainLoop:
         step = self._progress.step
         copied = not wait and self._takes_copies()
         self._store.begin(self._progress, self._engine.snapshot(copied=copied))
-        saved = None if copied else self._store.finish()
+        saved = None if copied else self._store.finish(self._mark_saving)
         self._held_up_s = time.perf_counter() - started
         self._saved(saved)
         self._interval.begun(step, self._held_up_s)
+
+    def _mark_saving(self) -> None:
+        self._lifeline.mark("checkpoint", self._progress.step)
 
     def _takes_copies(self) -> bool:
         """True if every rank's host has the memory for a copy; asked before the first one alone, for its memory is kept."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import ray
 import ray.train
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
+import torch
+import torch.distributed as dist
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.controller.state import ErroredState, ReschedulingState, RestartingState, ShuttingDownState
+from ray.train.v2.api.exceptions import PreemptionError
 
 from rayapp.checkpoint.runs import RunFolder
 from rayapp.cluster.interface import NodeInterfaceTorchConfig
@@ -62,7 +66,7 @@ def make_trainer(run: ResolvedRun, board: Any) -> TorchTrainer:
         failure_config=FailureConfig(max_failures=file.train.max_failures),
         worker_runtime_env={"env_vars": environment},
         logging_config=LoggingConfig(log_level="WARNING"),
-        callbacks=[_FailureNews(board), _ControllerNews(board)],
+        callbacks=[_ControllerNews(board)],
     )
     return TorchTrainer(
         _train_function,
@@ -73,15 +77,36 @@ def make_trainer(run: ResolvedRun, board: Any) -> TorchTrainer:
     )
 
 
-class _FailureNews(UserCallback):  # type: ignore[misc]
-    """Tells the board of every worker group that failed. Runs in Ray Train's controller."""
+class RunEndedError(Exception):
+    """Has Ray Train's controller end."""
+
+
+class _ControllerNews(ControllerCallback):  # type: ignore[misc]
+    """Tells the board what Ray Train's controller does. Runs in the controller."""
 
     def __init__(self, board: Any) -> None:
         self._board = board
 
-    def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
-        """Called by Ray Train before it starts the group again, or gives up."""
-        ray.get(self._board.fail.remote({rank: _class_and_text(error) for rank, error in worker_exceptions.items()}))
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Called by Ray Train; the driver can have this actor end."""
+        ray.get(self._board.lead.remote(ray.get_runtime_context().current_actor))
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        """Called by Ray Train, once for every failure: before it starts the group again, and before it gives up.
+
+        Raises:
+            RunEndedError: the driver has given the run up, which a controller that waits for a place learns here alone.
+        """
+        if not isinstance(current_state, ShuttingDownState) and not current_state.is_terminal() and ray.get(self._board.has_ended.remote()):
+            raise RunEndedError
+        state = current_state.next_state if isinstance(current_state, ShuttingDownState) else current_state
+        if isinstance(state, ReschedulingState):
+            ray.get(self._board.fail_to_start.remote(str(state.training_failed_error)))
+        elif isinstance(state, RestartingState) or (isinstance(state, ErroredState) and state is not current_state):
+            error = state.training_failed_error
+            failures = getattr(error, "worker_failures", {})
+            told = {rank: _class_and_text(failure) for rank, failure in failures.items()}
+            ray.get(self._board.fail.remote(told, str(error), isinstance(error, PreemptionError)))
 
 
 def _class_and_text(error: Exception) -> tuple[str, str]:
@@ -91,23 +116,12 @@ def _class_and_text(error: Exception) -> tuple[str, str]:
     return type(error).__name__, text
 
 
-class _ControllerNews(ControllerCallback):  # type: ignore[misc]
-    """Tells the board which actor Ray Train's controller is, so that the driver can have it end."""
-
-    def __init__(self, board: Any) -> None:
-        self._board = board
-
-    def after_controller_start(self, train_run_context: Any) -> None:
-        """Called by Ray Train in its controller."""
-        ray.get(self._board.lead.remote(ray.get_runtime_context().current_actor))
-
-
 def _train_function(config: dict[str, Any]) -> Outcome | Refusal:
     """Runs on every Ray Train worker."""
     from rayapp.train.worker import run_worker
 
     board, worker = config["board"], _this_worker()
-    earlier: list[GroupFailure] = ray.get(board.join.remote(worker))
+    earlier: GroupFailure | None = ray.get(board.join.remote(worker))
     with Heartbeat(board, worker) as heartbeat:
         try:
             outcome = run_worker(
@@ -115,11 +129,11 @@ def _train_function(config: dict[str, Any]) -> Outcome | Refusal:
                 device=ray.train.torch.get_device(),
                 lifeline=heartbeat,
                 optional_sinks=_optional_sinks,
-                events=[_restart_event(failure) for failure in earlier[-1:]],
+                events=[] if earlier is None else [_restart_event(earlier)],
             )
         except Exception as error:
             with contextlib.suppress(ray.exceptions.RayError):  # what is raised matters more than that it could not be reported
-                ray.get(board.report.remote(worker.rank, f"{type(error).__name__}: {error}"), timeout=REPORT_TIMEOUT_S)
+                ray.get(board.report.remote(worker.group, worker.rank, f"{type(error).__name__}: {error}"), timeout=REPORT_TIMEOUT_S)
             raise
     if isinstance(outcome, Refusal):
         ray.get(board.refuse.remote(outcome.error))
@@ -127,8 +141,13 @@ def _train_function(config: dict[str, Any]) -> Outcome | Refusal:
 
 
 def _this_worker() -> WorkerInfo:
+    if torch.cuda.is_available():
+        torch.cuda.set_device(ray.train.torch.get_device())  # collectives of Python objects travel through the current device
     context, runtime = ray.train.get_context(), ray.get_runtime_context()
+    token = [secrets.token_hex(8)]
+    dist.broadcast_object_list(token, src=0)
     return WorkerInfo(
+        group=token[0],
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         node_id=runtime.get_node_id(),

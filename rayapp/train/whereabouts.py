@@ -10,8 +10,6 @@ from types import FrameType
 
 import torch
 
-from rayapp.checkpoint.store import CHECKPOINT_GROUP
-
 RECORDER_ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "256"}
 """Turns torch's flight recorder on: how many collectives it remembers."""
 
@@ -21,16 +19,15 @@ WRAPPERS = ("wrapper",)
 
 
 def collectives_entered() -> tuple[int, str] | None:
-    """How many collectives of training this process has entered, and the last of them; None where torch does not record them."""
+    """How many collectives this process has entered, in all groups, and the last of them; None where torch does not record them."""
     dump = _recorder()
-    entries = [] if dump is None else json.loads(dump()).get("entries", [])
-    entries = [entry for entry in entries if entry["process_group"][1] != CHECKPOINT_GROUP]
-    if not entries:
+    recorded = {} if dump is None else json.loads(dump())
+    groups, entries = recorded.get("pg_status"), recorded.get("entries")
+    if not groups or not entries:
         return None
-    newest = {entry["process_group"][0]: entry["collective_seq_id"] for entry in sorted(entries, key=lambda entry: entry["record_id"])}
     last = max(entries, key=lambda entry: entry["record_id"])
     name = last["profiling_name"].partition(":")[2] or last["profiling_name"]
-    return sum(newest.values()), name
+    return sum(int(group["last_enqueued_collective"]) for group in groups.values()), name
 
 
 def _recorder() -> Callable[[], bytes] | None:

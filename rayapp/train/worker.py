@@ -22,7 +22,7 @@ from rayapp.config.resolved import ResolvedRun
 from rayapp.data.loader import Loader
 from rayapp.data.shards import open_prepared
 from rayapp.engine import TrainEngine
-from rayapp.errors import CheckpointError, EngineError, Problem, RayappError, StorageError, StorageLostError
+from rayapp.errors import CheckpointError, EngineError, NonFiniteError, Problem, RayappError, StorageError, StorageLostError
 from rayapp.metrics.background import BackgroundSink
 from rayapp.metrics.jsonl import JsonlSink
 from rayapp.metrics.record import EventRecord
@@ -34,6 +34,9 @@ from rayapp.train.lifeline import Lifeline
 from rayapp.train.loop import Outcome, RewindError, TrainLoop
 
 logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 60.0
+"""For sinks to take what is left, besides what the storage may take to come back."""
 
 MakeSinks = Callable[[ResolvedRun, int], list[Sink]]
 
@@ -127,7 +130,7 @@ class _Worker:
         """Train until the run ends, going back to a checkpoint as often as its loss asks for it."""
         run = self._run
         self._tell(f"building {run.strategy} with {run.num_parameters / 1e6:.1f} M weights on {run.layout.world_size} x {run.device.name}")
-        self._lifeline.mark("building the model", 0)
+        self._lifeline.mark("building the model", run.resume_step or 0)
         engine = build_engine(run, self._device)
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(engine.close)
@@ -141,8 +144,11 @@ class _Worker:
             while True:
                 try:
                     return self._train(engine, store, progress, events)
+                except NonFiniteError:
+                    store.finish(self._mark_saving)  # what is on its way is not lost
+                    raise
                 except RewindError as error:
-                    store.finish()
+                    store.finish(self._mark_saving)
                     progress = self._rewound(self._restore(engine), error)
                     events = [self._rewind_event(progress, error)]
 
@@ -175,6 +181,9 @@ class _Worker:
         if dist.get_rank() == 0:
             self._lifeline.tell(line)
 
+    def _mark_saving(self) -> None:
+        self._lifeline.mark("checkpoint", self._run.resume_step or 0)
+
     def _check_owner(self) -> None:
         """Refuse to complete a checkpoint of a run that somebody else has started since."""
         marker = self._folder.marker.read_text()
@@ -184,7 +193,8 @@ class _Worker:
             )
 
     def _sink(self, step: int) -> Sink:
-        return BackgroundSink(FanOut(JsonlSink(self._folder.metrics, step), self._optional_sinks(self._run, step)))
+        sinks = FanOut(JsonlSink(self._folder.metrics, step), self._optional_sinks(self._run, step))
+        return BackgroundSink(sinks, close_timeout_s=self._run.file.storage.retry_s + CLOSE_TIMEOUT_S)
 
     def _loader(self) -> Loader:
         file, layout = self._run.file, self._run.layout
@@ -204,8 +214,13 @@ class _Worker:
 
     def _restore(self, engine: TrainEngine) -> Progress:
         """Continue from the newest intact checkpoint of the run, if it has one, whatever wrote it."""
-        self._lifeline.mark("reading the checkpoint", 0)
-        with newest_opened(self._folder.checkpoints, node=_node(), tell=self._tell) as opened:
+        step = self._run.resume_step or 0
+
+        def reading() -> None:
+            self._lifeline.mark("reading the checkpoint", step)
+
+        reading()
+        with newest_opened(self._folder.checkpoints, node=_node(), tell=self._tell, reading=reading) as opened:
             if opened is None:
                 return Progress(step=0, data_fingerprint=self._run.data.fingerprint)
             engine.load(opened.files)

@@ -28,13 +28,14 @@ def test_a_worker_killed_at_a_random_step_changes_nothing(runs: Runs, whole: End
     assert ended.document.restarts == 1
     assert f"(pid {victim.pid}) was killed (SIGKILL" in failure.reason
     assert failure.reason.startswith(f"rank {failure.rank} on node {failure.node} ")
-    assert 0 <= failure.step <= NUM_STEPS
+    assert failure.step <= step + 12, "beats come every second"
     assert "restart 1 of 3, from the newest complete checkpoint" in ended.stderr
     (event,) = [record for record in records(ended.run_dir, "event") if record["event"] == "restart"]
     assert failure.reason in event["detail"]
-    saved = step - step % INTERVAL_STEPS  # what is being written when the worker dies may be lost
+    before = (step - 1) // INTERVAL_STEPS * INTERVAL_STEPS  # what is being written when the worker dies may be lost
     continued = re.search(r"continuing from the checkpoint of step (\d+)", ended.stderr)
-    assert (int(continued[1]) if continued else 0) >= saved - INTERVAL_STEPS
+    assert (int(continued[1]) if continued else 0) >= before - (before > 0) * INTERVAL_STEPS
+    assert continued is not None or step <= INTERVAL_STEPS + 1
     assert_nothing_is_left(runs.head)
 
 

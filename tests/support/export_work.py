@@ -17,6 +17,7 @@ from rayapp.checkpoint.store import CheckpointStore
 from rayapp.config.resolved import ResolvedRun
 from rayapp.storage import open_location
 from support.runs import SEQUENCE, VOCAB, rank_batches
+from support.snapshots import saved
 
 STEPS = 3
 
@@ -47,9 +48,8 @@ def _one(run: ResolvedRun) -> Exported | None:
     for step in range(STEPS):
         engine.train_step(rank_batches(step, dist.get_rank(), dist.get_world_size(), 2, 2), 1e-2)
     folder = RunFolder(open_location(run.run_dir))
-    CheckpointStore(folder.checkpoints, keep_last=1, keep_best=0).save(
-        Progress(step=STEPS, data_fingerprint="0"), engine.snapshot(copied=False)
-    )
+    store = CheckpointStore(folder.checkpoints, keep_last=1, keep_best=0, check_owner=lambda: None)
+    saved(store, Progress(step=STEPS, data_fingerprint="0"), engine.snapshot(copied=False))
     live = live_logits(engine)
     engine.close()
     if dist.get_rank() == 0:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayapp.checkpoint.checkpoints import Checkpoint
+from rayapp.checkpoint.progress import Progress
+from rayapp.checkpoint.store import CheckpointStore
 from rayapp.engine import Snapshot, TrainEngine
 
 
@@ -42,3 +45,11 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
 def save_engine(engine: TrainEngine, folder: Path) -> None:
     """Write this rank's part of a running engine."""
     write_files(engine.snapshot(copied=True), folder)
+
+
+def saved(store: CheckpointStore, progress: Progress, snapshot: Snapshot) -> Checkpoint:
+    """Save and wait until the checkpoint is complete."""
+    store.begin(progress, snapshot)
+    ended = store.finish(lambda: None)
+    assert ended is not None
+    return ended.checkpoint

@@ -60,6 +60,6 @@ def _precision(precision: Precision) -> dict[str, Any]:
         return {"bf16": {"enabled": True, "check_grad_overflow": True}}
     if precision == "fp16":
         return {
-            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": LOSS_SCALE_WINDOW, "hysteresis": 2}
+            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": LOSS_SCALE_WINDOW, "hysteresis": 1}
         }
     return {}

@@ -85,12 +85,18 @@ class ZeroEngine:
             self._engine.set_gradient_accumulation_boundary(is_last)
             loss = self._engine(batch.input_ids, batch.labels, batch.position_ids)
             loss_sum += loss.detach()
-            if is_last:
+            if is_last and max_loss is not None:
                 dist.all_reduce(loss_sum)
                 scale = scale * loss_guard(loss_sum / valid, max_loss)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
+        loss_scale = self._partitions.loss_scale_state()
         self._engine.step()
-        return StepOutput(float(loss_sum / valid), float(self._engine.get_global_grad_norm()), self._engine.was_step_applied(), int(valid))
+        if max_loss is None:
+            dist.all_reduce(loss_sum)
+        loss = float(loss_sum / valid)
+        if max_loss is not None and loss > max_loss:
+            self._partitions.put_back(loss_scale)
+        return StepOutput(loss, float(self._engine.get_global_grad_norm()), self._engine.was_step_applied(), int(valid))
 
     def eval_step(self, micro_batches: list[Batch]) -> EvalOutput:
         self._engine.eval()
@@ -148,6 +154,15 @@ class _Partitions:
             loss_scale_good_steps=0 if scaler is None else good_steps % scaler.scale_window,
             shapes=self.shapes,
         )
+
+    def loss_scale_state(self) -> dict[str, Any]:
+        """fp16's dynamic loss scale and what it counts; empty for other precisions."""
+        return dict(vars(self._optimizer.loss_scaler)) if self._optimizer.dynamic_loss_scale else {}
+
+    def put_back(self, loss_scale: dict[str, Any]) -> None:
+        """Forget an overflow that was none: a step was left out for its loss."""
+        if loss_scale:
+            vars(self._optimizer.loss_scaler).update(loss_scale)
 
     def _start_moments(self, step: int) -> None:
         for partition in self._flat_partitions:

@@ -57,11 +57,15 @@ class DdpEngine:
             torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim.max_grad_norm, grad_norm)
         if applied:
             self._scaler.step(self._optimizer)
+        loss = float(loss_sum / valid)
+        loss_scale = self._scaler.state_dict()
         self._scaler.update()
+        if self._scaler.is_enabled() and max_loss is not None and loss > max_loss:
+            self._scaler.load_state_dict(loss_scale)  # a step that is left out for its loss is no overflow
         self._drop_gradients()
         if applied:
             self._refresh_copies()
-        return StepOutput(float(loss_sum / valid), float(grad_norm), applied, int(valid))
+        return StepOutput(loss, float(grad_norm), applied, int(valid))
 
     def _accumulate(self, micro_batches: list[Batch], valid: Tensor, max_loss: float | None) -> Tensor:
         """Backward through all micro-batches; gives the summed loss of all ranks."""
@@ -72,10 +76,12 @@ class DdpEngine:
             with contextlib.nullcontext() if is_last else self._ddp.no_sync():
                 loss = self._ddp(batch.input_ids, batch.labels, batch.position_ids)
                 loss_sum += loss.detach()
-                if is_last:
+                if is_last and max_loss is not None:
                     dist.all_reduce(loss_sum)
                     scale = scale * loss_guard(loss_sum / valid, max_loss)
                 self._scaler.scale(loss * scale).backward()
+        if max_loss is None:
+            dist.all_reduce(loss_sum)
         return loss_sum
 
     def _take_gradients(self) -> Tensor:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,20 +94,20 @@ def test_a_process_does_not_claim_a_run_twice(run_dir: Location) -> None:
         pass
 
 
-GOES_FIRST: dict[str, tuple[dict[str, Any], bool]] = {
-    "older": ({}, True),
-    "younger": ({"created_at": time.time() + 3600}, False),
-    "younger and held": ({"created_at": time.time() + 3600, "held": True}, True),
-    "of another host": ({"host": "node-7", "pid": 1}, True),
-    "of another boot, where the pid means nothing": ({"process_table": "other", "process_started_at": 5.0}, True),
-    "silent for less than a minute": ({"renewed_at": time.time() - 50}, True),
+GOES_FIRST: dict[str, tuple[Callable[[], dict[str, Any]], bool]] = {
+    "older": (dict, True),
+    "younger": (lambda: {"created_at": time.time() + 3600}, False),
+    "younger and held": (lambda: {"created_at": time.time() + 3600, "held": True}, True),
+    "of another host": (lambda: {"host": "node-7", "pid": 1}, True),
+    "of another boot, where the pid means nothing": (lambda: {"process_table": "other", "process_started_at": 5.0}, True),
+    "silent for less than a minute": (lambda: {"renewed_at": time.time() - 45}, True),
 }
 
 
 @pytest.mark.parametrize("case", GOES_FIRST)
 def test_a_claim_gives_way_to_older_and_to_held_ones(case: str, run_dir: Location) -> None:
     changes, goes_first = GOES_FIRST[case]
-    put(run_dir, **changes)
+    put(run_dir, **changes())
     if goes_first:
         with pytest.raises(CheckpointError, match="is being trained by"), claimed(run_dir):
             pytest.fail("the other goes first")
@@ -169,11 +170,11 @@ class Rival:
         (root / "run").mkdir()
         self.run_dir = Location(fs.PyFileSystem(FlakyHandler(root, self._before)), "run", "flaky://run")
         (root / "run" / "claims").mkdir()
-        self._local, self._at_list, self._changes, self._lists = open_location(str(root / "run")), at_list, changes, 0
+        self._local, self._at_list, self._changes, self.lists = open_location(str(root / "run")), at_list, changes, 0
 
     def _before(self, access: str) -> None:
-        self._lists += access == "list"
-        if access == "list" and self._lists == self._at_list:
+        self.lists += access == "list"
+        if access == "list" and self.lists == self._at_list:
             put(self._local, **self._changes)
 
 
@@ -196,6 +197,28 @@ def test_claims_that_appear_meanwhile(at_list: int, changes: dict[str, Any], goe
         with claimed(rival.run_dir):
             pass
     assert [path.name for path in (tmp_path / "run" / "claims").iterdir()] == ["0123.json"]
+    assert rival.lists == (at_list if goes_first else 2), "it gives way at its first look where it can, before it holds the run"
+
+
+def flaky_run(root: Path, before: Callable[[str], None]) -> Location:
+    (root / "run" / "claims").mkdir(parents=True)
+    return Location(fs.PyFileSystem(FlakyHandler(root, before)), "run", "flaky://run", retry_s=300)
+
+
+def test_a_claim_that_is_given_up_while_it_is_looked_at_does_not_count(tmp_path: Path) -> None:
+    other = tmp_path / "run" / "claims" / "0123.json"
+
+    def before(access: str) -> None:
+        if access == "open" and looked.is_set():
+            other.unlink(missing_ok=True)
+        if access == "list":
+            looked.set()
+
+    looked = threading.Event()
+    run_dir = flaky_run(tmp_path, before)
+    put(open_location(str(tmp_path / "run")), held=True)
+    with claimed(run_dir):
+        assert not other.exists()
 
 
 def test_a_claim_that_cannot_be_read_is_not_ignored(run_dir: Location) -> None:
@@ -247,11 +270,27 @@ def test_signs_of_life(run_dir: Location, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(claims, "RENEW_S", 0.05)
     with claimed(run_dir) as claim:
         time.sleep(0.4)
-        (file,) = files_of(run_dir)
+        (file,) = (file for file in files_of(run_dir) if file.suffix == ".json")  # beside one that is being written
         alive = Claim.model_validate_json(file.read_text())
     assert alive.renewed_at > claim.renewed_at + 0.2
     assert alive.model_copy(update={"renewed_at": claim.renewed_at}) == claim
-    assert files_of(run_dir) == [], "no late sign of life brings the claim back"
+    assert files_of(run_dir) == []
+
+
+def test_no_late_sign_of_life_brings_the_claim_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = threading.Event()
+
+    def before(access: str) -> None:
+        if access == "open" and threading.current_thread().name == "claim-renewal":
+            writes.set()
+            time.sleep(0.3)
+
+    monkeypatch.setattr(claims, "RENEW_S", 0.05)
+    with claimed(flaky_run(tmp_path, before)):
+        assert writes.wait(30)
+    assert list((tmp_path / "run" / "claims").iterdir()) == []
+    time.sleep(0.4)
+    assert list((tmp_path / "run" / "claims").iterdir()) == []
 
 
 def test_a_storage_that_fails_does_not_end_the_block(
@@ -259,24 +298,28 @@ def test_a_storage_that_fails_does_not_end_the_block(
 ) -> None:
     broken = False
 
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == claims.__name__]
+
     def before(access: str) -> None:
         if broken:
-            raise OSError(28, "No space left on device")
+            raise OSError(5, "Input/output error")
 
-    (tmp_path / "run" / "claims").mkdir(parents=True)
-    run_dir = Location(fs.PyFileSystem(FlakyHandler(tmp_path, before)), "run", "flaky://run")
+    run_dir = flaky_run(tmp_path, before)
     monkeypatch.setattr(claims, "RENEW_S", 0.05)
     monkeypatch.setattr(claims, "DEAD_AFTER_S", 1.6)
     with caplog.at_level(logging.WARNING), claimed(run_dir):
         broken = True
         time.sleep(0.3)
-        assert caplog.messages == [], "a short failure is not worth a word"
+        assert told() == [], "a short failure is not worth a word"
         deadline = time.monotonic() + 30
-        while not caplog.messages and time.monotonic() < deadline:
+        while not told() and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert caplog.messages[0].startswith("the claim on run flaky://run was not renewed for 2 s, and another start may take it: ")
+        assert told()[0].startswith("the claim on run flaky://run was not renewed for 2 s, and another start may take it: ")
         caplog.clear()
+        ended = time.monotonic()
     assert [m for m in caplog.messages if "was not removed" in m], "and it ends as it would have"
+    assert time.monotonic() - ended < 10, "although the storage may be tried for 300 s"
 
 
 def test_a_storage_that_takes_no_claim_is_an_error(tmp_path: Path) -> None:

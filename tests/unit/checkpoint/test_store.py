@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from pyarrow import fs
-from support.snapshots import FileSnapshot
+from support.snapshots import FileSnapshot, saved
 
+from rayapp.checkpoint import retention
 from rayapp.checkpoint.checkpoints import MANIFEST, checkpoint_at, complete_checkpoints, newest_intact
 from rayapp.checkpoint.progress import Progress
 from rayapp.checkpoint.store import CheckpointStore
-from rayapp.errors import CheckpointError, StorageError
+from rayapp.errors import CheckpointError, Problem, StorageError
 from rayapp.storage import Location, open_location
 
 
@@ -41,16 +44,16 @@ def writer(content: bytes | Exception = b"weights") -> FileSnapshot:
 
 
 def store_of(folder: Location, keep_last: int = 2, keep_best: int = 0) -> CheckpointStore:
-    return CheckpointStore(folder, keep_last=keep_last, keep_best=keep_best)
+    return CheckpointStore(folder, keep_last=keep_last, keep_best=keep_best, check_owner=lambda: None)
 
 
 def save(folder: Location, *steps: int, keep_last: int = 10) -> None:
     for step in steps:
-        store_of(folder, keep_last).save(progress(step), writer(f"weights of {step}".encode()))
+        saved(store_of(folder, keep_last), progress(step), writer(f"weights of {step}".encode()))
 
 
 def steps_on_disk(folder: Location) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in sorted(folder.local_path.iterdir())]
+    return [int(path.name.removeprefix("step-")) for path in sorted(folder.local_path.glob("step-*"))]
 
 
 def file_of(folder: Location, step: int, name: str = "rank-0") -> Path:
@@ -58,7 +61,7 @@ def file_of(folder: Location, step: int, name: str = "rank-0") -> Path:
 
 
 def test_the_manifest_tells_what_was_written(folder: Location) -> None:
-    checkpoint = store_of(folder).save(progress(3, validation_loss=1.5), writer(b"some weights")).checkpoint
+    checkpoint = saved(store_of(folder), progress(3, validation_loss=1.5), writer(b"some weights"))
     listed = json.loads(file_of(folder, 3, MANIFEST).read_text())
     assert listed["files"] == {
         "rank-0": {"size_bytes": 12, "sha256": hashlib.sha256(b"some weights").hexdigest()},
@@ -75,15 +78,15 @@ def test_the_newest_and_the_best_are_kept(folder: Location) -> None:
     store = store_of(folder, keep_last=2, keep_best=2)
     kept = []
     for step, loss in losses.items():
-        store.save(progress(step, loss), writer())
+        saved(store, progress(step, loss), writer())
         kept.append(steps_on_disk(folder))
     assert kept == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [2, 4, 5], [2, 4, 5, 6], [2, 4, 6, 7]]
 
 
 def test_a_later_save_of_a_step_replaces_the_one_before(folder: Location) -> None:
-    store_of(folder).save(progress(4), writer(b"old"))
+    saved(store_of(folder), progress(4), writer(b"old"))
     file_of(folder, 4, "rank-7").write_bytes(b"of a larger world")
-    checkpoint = store_of(folder).save(progress(4), writer(b"new")).checkpoint
+    checkpoint = saved(store_of(folder), progress(4), writer(b"new"))
     assert file_of(folder, 4).read_bytes() == b"new"
     assert not file_of(folder, 4, "rank-7").exists()
     checkpoint.verify()
@@ -171,7 +174,7 @@ def test_a_write_that_fails_loses_nothing_that_was_complete(folder: Location) ->
     save(folder, 1, 2, keep_last=1)
 
     with pytest.raises(StorageError, match=r"could not be written by rank 0: .*No space left on device.*; free space"):
-        store_of(folder, keep_last=1).save(progress(3), writer(OSError(errno.ENOSPC, "No space left on device")))
+        saved(store_of(folder, keep_last=1), progress(3), writer(OSError(errno.ENOSPC, "No space left on device")))
     assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [2]
     checkpoint_at(folder, 2).verify()
     save(folder, 3, keep_last=1)
@@ -182,8 +185,8 @@ def test_storage_that_is_no_file_tree(tmp_path: Path) -> None:
     remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     folder = Location(remote, "run/checkpoints", "mock://bucket/run/checkpoints")
     store = store_of(folder, keep_last=1)
-    store.save(progress(1), writer())
-    checkpoint = store.save(progress(2), writer(b"far away")).checkpoint
+    saved(store, progress(1), writer())
+    checkpoint = saved(store, progress(2), writer(b"far away"))
     assert [found.step for found in complete_checkpoints(folder)] == [2]
     checkpoint.verify()
     with checkpoint.opened() as local:
@@ -204,7 +207,100 @@ def test_a_run_that_went_back_keeps_what_it_saves_then(folder: Location) -> None
 def test_only_a_checkpoint_that_was_validated_itself_is_among_the_best(folder: Location) -> None:
     store = store_of(folder, keep_last=1, keep_best=1)
     validated = progress(10, 1.0)
-    store.save(validated, writer())
-    store.save(validated.model_copy(update={"step": 15}), writer())
-    store.save(progress(20, 3.0), writer())
+    saved(store, validated, writer())
+    saved(store, validated.model_copy(update={"step": 15}), writer())
+    saved(store, progress(20, 3.0), writer())
     assert steps_on_disk(folder) == [10, 20]
+
+
+class Slow:
+    """A snapshot whose file takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    @property
+    def size_bytes(self) -> int:
+        return 7
+
+    def files(self) -> dict[str, Callable[[], Iterator[memoryview]]]:
+        return {"rank-0": self._pieces, "state.json": lambda: iter([memoryview(b"{}")])}
+
+    def _pieces(self) -> Iterator[memoryview]:
+        yield memoryview(b"wei")
+        assert self.let_go.wait(30)
+        yield memoryview(b"ghts")
+
+
+def test_whoever_saves_goes_on_while_it_is_written(folder: Location) -> None:
+    store, slow = store_of(folder), Slow()
+    store.begin(progress(1), slow)
+    assert store.is_busy
+    assert store.collect() is None
+    assert complete_checkpoints(folder) == [], "it is complete only when all of it is written"
+    slow.let_go.set()
+    ended = store.finish(lambda: None)
+    assert ended is not None
+    assert (ended.checkpoint.step, store.is_busy, store.collect()) == (1, False, None)
+    assert file_of(folder, 1).read_bytes() == b"weights"
+
+
+def test_a_failure_is_told_when_the_save_is_collected(folder: Location) -> None:
+    store = store_of(folder)
+    store.begin(progress(1), writer(OSError(errno.EROFS, "Read-only file system")))
+    with pytest.raises(StorageError, match="Read-only file system"):
+        store.finish(lambda: None)
+    assert not (folder / "step-00000001").exists(), "what could not be completed does not fill the disk"
+    saved(store, progress(2), writer())
+    assert steps_on_disk(folder) == [2]
+
+
+def test_who_no_longer_owns_the_run_changes_nothing(folder: Location) -> None:
+    def taken_over() -> None:
+        raise CheckpointError(Problem("run r", "was taken over", "watch the later one"))
+
+    before = saved(store_of(folder), progress(4), writer(b"of the new owner"))
+    late = CheckpointStore(folder, keep_last=1, keep_best=0, check_owner=taken_over)
+    for step in (4, 5):
+        with pytest.raises(CheckpointError, match="was taken over"):
+            saved(late, progress(step), writer(b"of the old one"))
+    assert complete_checkpoints(folder) == [before]
+    before.verify()
+
+
+def test_what_somebody_reads_is_not_deleted(folder: Location) -> None:
+    save(folder, 1)
+    (first,) = complete_checkpoints(folder)
+    with first.opened() as files:
+        save(folder, 2, 3, keep_last=1)
+        assert steps_on_disk(folder) == [1, 3]
+        assert (files / "rank-0").read_bytes() == b"weights of 1"
+    save(folder, 4, keep_last=1)
+    assert steps_on_disk(folder) == [4]
+
+
+def test_a_reader_that_comes_while_it_is_deleted_keeps_it(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease appears after retention has looked for one, and before the files go."""
+    save(folder, 1)
+    looks = iter([set(), set(), {1}])
+    monkeypatch.setattr(retention, "leased_steps", lambda _: next(looks))
+    save(folder, 2, keep_last=1)
+    assert steps_on_disk(folder) == [1, 2]
+    checkpoint_at(folder, 1).verify()
+
+
+def test_a_lease_of_a_reader_that_died_expires(folder: Location) -> None:
+    save(folder, 1)
+    leases = folder / "leases"
+    (leases / "00000001-dead.json").write_text(json.dumps({"renewed_at": time.time() - 301}))
+    (leases / "00000001-other.json").write_text("{")
+    save(folder, 2, keep_last=1)
+    assert steps_on_disk(folder) == [2]
+
+
+def test_what_was_deleted_meanwhile_is_not_opened(folder: Location) -> None:
+    save(folder, 1)
+    (first,) = complete_checkpoints(folder)
+    save(folder, 2, keep_last=1)
+    with pytest.raises(CheckpointError, match="was deleted by the run"), first.opened():
+        pass

@@ -26,7 +26,7 @@ PEER_LOST = ("RuntimeError", "[gloo/transport/tcp/pair.cc:537] Read error [127.0
 
 
 def failure(exceptions: dict[int, tuple[str, str]], **others: dict[int, str]) -> GroupFailure:
-    workers = {rank: WorkerInfo(rank, 2, "id", "10.0.0.7", 40 + rank, None) for rank in range(2)}
+    workers = {rank: WorkerInfo("g", rank, 2, "id", "10.0.0.7", 40 + rank, None) for rank in range(2)}
     return GroupFailure(time=0.0, step=17, workers=workers, exceptions=exceptions, **others)
 
 
