@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -42,6 +43,7 @@ POLL_S = 0.25
 WATCH_RETRY_S = 10.0
 """For the watch's own reads and writes: it has hangs to look for meanwhile."""
 
+ONE_REQUEST_S = 1.0
 LOG_LINES = 20
 LOG_TIMEOUT_S = 15.0
 ABORT_TIMEOUT_S = 10.0
@@ -108,15 +110,22 @@ def _end(fitting: _Fitting, board: Any, controller: Any) -> None:
 
 
 class _Signals:
-    """Counts the requests to end, of Ctrl-C and of SIGTERM, which `ray job stop` sends."""
+    """Counts the requests to end, of Ctrl-C and of SIGTERM, which `ray job stop` sends.
+
+    Some senders signal a process and then its group: what follows within a second is the same request.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.last: signal.Signals | None = None
+        self._last_s = -math.inf
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """The handler. It raises nothing, so that no news is lost half-way."""
-        self.count, self.last = self.count + 1, signal.Signals(number)
+        now_s = time.monotonic()
+        if now_s - self._last_s >= ONE_REQUEST_S:
+            self.count += 1
+        self.last, self._last_s = signal.Signals(number), now_s
 
 
 @contextmanager

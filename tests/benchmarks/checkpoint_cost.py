@@ -23,12 +23,12 @@ Columns of a run:
     beside s          median step while a checkpoint was written
     apart s           median of the other steps
 
-Columns of the comparison that follows the runs of a size, medians over the rounds, with the lowest and highest of them:
-    lost s            what one checkpoint costs by the difference of wall s to the run of the same round without checkpoints
-    beside            beside s over apart s, of all steps of all rounds
-    time              wall s over that of the same round without checkpoints
-    own               the same from the run's own medians alone, which a machine with other work disturbs less: what checkpoints held
-                      up and the surplus of the steps beside a write, over all steps as the others are
+Columns of the comparison that follows the runs of a size: medians over the rounds, and their lowest and highest:
+    beside            beside s over apart s
+    lost s            what one checkpoint costs: held up s, and the surplus of the steps beside its writing
+    own               time over that without checkpoints, by lost s and apart s: from medians of the same run alone, which a machine with
+                      other work disturbs least
+    time              wall s over that of the run of the same round without checkpoints
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.checkpoint_figures import Comparison, RunFigures, compared, median_of, run_figures
 from support.prepared import TEXTS, prepare_small, run_on
 
+Kind = Literal["cpu", "cuda"]
 Variant = Literal["without", "asynchronous", "waiting"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
@@ -94,7 +95,7 @@ class Machine:
     step_flops: float
 
 
-MACHINES: dict[Literal["cpu", "cuda"], Machine] = {
+MACHINES: dict[Kind, Machine] = {
     "cpu": Machine(ranks=2, precision="fp32", sequence_length=64, rows=16, step_flops=2e10),
     "cuda": Machine(ranks=1, precision="bf16", sequence_length=1024, rows=16, step_flops=1e14),
 }
@@ -113,7 +114,7 @@ class Plan:
         rounds: runs of each variant and size.
     """
 
-    kind: Literal["cpu", "cuda"]
+    kind: Kind
     ranks: int
     precision: Precision
     interval: int
@@ -146,7 +147,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    kind: Kind = "cuda" if torch.cuda.is_available() else "cpu"
     machine = MACHINES[kind]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights-millions", type=sizes, default="8,80", metavar="M,M", help="sizes of the model (default: %(default)s)")
@@ -294,7 +295,7 @@ def run_line(number: int, variant: Variant, figures: RunFigures) -> str:
     return f"{number:<7}{variant:<14}" + "".join(cells)
 
 
-COMPARISON_HEADER = "variant       checkpoints  first s  held up s  write s   lost s   beside  time                    own"
+COMPARISON_HEADER = "variant       checkpoints  first s  held up s  write s   beside   lost s  own                     time"
 
 
 def comparison_line(variant: Variant, comparison: Comparison) -> str:
@@ -303,9 +304,9 @@ def comparison_line(variant: Variant, comparison: Comparison) -> str:
         number_in(9, comparison.first_held_up_s),
         number_in(11, comparison.held_up_s),
         number_in(9, comparison.write_s),
-        number_in(9, comparison.lost_s),
         number_in(9, comparison.beside_ratio),
-        f"  {spread(comparison.time_ratios):<24}{spread(comparison.own_ratios)}",
+        number_in(9, comparison.lost_s),
+        f"  {spread(comparison.own_ratios):<24}{spread(comparison.time_ratios)}",
     ]
     return f"{variant:<14}" + "".join(cells)
 
@@ -325,6 +326,8 @@ def remarks(runs: dict[Variant, list[RunFigures]], plan: Plan) -> Iterator[str]:
         planned = plan.steps // plan.interval
         if min(made) < planned:
             yield f"{variant}: {made} checkpoints a run in place of {planned}: one took longer than the interval; lengthen --interval"
+    if not all(figures.apart_s for figures in runs["asynchronous"]):
+        yield "asynchronous: every step of a run met a write, so that there are none to compare with; lengthen --interval"
     num_waited = sum(figures.num_waited for figures in runs["asynchronous"])
     if num_waited:
         yield f"asynchronous: training waited for the writing of {num_waited} checkpoints, since the host had no memory for a copy"

@@ -32,7 +32,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(DAMAGE))
+@pytest.mark.parametrize("kind", ["flipped", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("missing", "truncated"))])
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(runs: Runs, whole: Ended, kind: str) -> None:
     folder = runs.run_dir(kind)
     shutil.copytree(whole.run_dir, folder)

@@ -27,7 +27,7 @@ def sharded(runs: Runs) -> Ended:
     return ended
 
 
-@pytest.mark.parametrize("other", list(OTHERS))
+@pytest.mark.parametrize("other", ["one-rank", "three-ranks-zero-1", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_the_loss_is_that_of_the_run_without_a_stop(runs: Runs, sharded: Ended, other: str) -> None:
     folder = runs.run_dir(other)
     shutil.copytree(sharded.run_dir, folder)
@@ -35,7 +35,7 @@ def test_the_loss_is_that_of_the_run_without_a_stop(runs: Runs, sharded: Ended, 
         if int(checkpoint.name.removeprefix("step-")) > STOPPED_AT:
             shutil.rmtree(checkpoint)
     resumed = runs.train(other, *ROWS, *OTHERS[other], resume=True)
-    assert f"continuing from the checkpoint of step {STOPPED_AT}, which 2 ranks wrote" in resumed.stderr
+    assert f"continuing from the checkpoint of step {STOPPED_AT}" in resumed.stderr
     assert resumed.document.strategy == {"one-rank": "zero-3", "three-ranks-zero-1": "zero-1", "ddp": "ddp"}[other]
     assert resumed.document.world_size == {"one-rank": 1, "three-ranks-zero-1": 3, "ddp": 2}[other]
     assert list(resumed.losses) == list(range(1, NUM_STEPS + 1))

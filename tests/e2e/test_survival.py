@@ -13,7 +13,7 @@ from support.family import INTERVAL_STEPS, NUM_STEPS, Ended, Runs, assert_nothin
 from support.interference import records, send, training, wait_for_step, workers
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_a_worker_killed_at_a_random_step_changes_nothing(runs: Runs, whole: Ended, seed: int) -> None:
     choice = random.Random(seed)
     step, rank = choice.randrange(1, NUM_STEPS - 2), choice.randrange(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rayapp.metrics.record import CheckpointRecord, MetricsRecord, StepRecord
@@ -37,16 +37,26 @@ class RunFigures:
     checkpoint_bytes: int
 
     @property
-    def own_ratio(self) -> float | None:
-        """Time over the time without checkpoints, from this run's medians alone: what checkpoints held up, and how much longer than
-        others the steps beside a write took. None if every step was beside one."""
-        if not self.apart_s:
+    def beside_ratio(self) -> float | None:
+        """The median step beside a write over that of the others; None without either of them."""
+        return statistics.median(self.beside_s) / statistics.median(self.apart_s) if self.beside_s and self.apart_s else None
+
+    @property
+    def lost_s(self) -> float | None:
+        """What one checkpoint costs by this run's medians alone: what it holds up, and how much longer than the others the steps
+        beside its writing take. None without a checkpoint, or if every step was beside one."""
+        if not self.held_up_s or not self.apart_s:
             return None
-        apart_s = statistics.median(self.apart_s)
-        held_up_s = statistics.median(self.held_up_s) if self.held_up_s else 0.0
-        beside_s = statistics.median(self.beside_s) if self.beside_s else apart_s
-        lost_s = len(self.held_up_s) * held_up_s + len(self.beside_s) * (beside_s - apart_s)
-        return 1 + lost_s / ((len(self.beside_s) + len(self.apart_s)) * apart_s)
+        surplus_s = statistics.median(self.beside_s) - statistics.median(self.apart_s) if self.beside_s else 0.0
+        return statistics.median(self.held_up_s) + surplus_s * len(self.beside_s) / len(self.held_up_s)
+
+    @property
+    def own_ratio(self) -> float | None:
+        """Time over time without checkpoints, by the same medians; None likewise."""
+        if self.lost_s is None:
+            return None
+        num_steps = len(self.beside_s) + len(self.apart_s)
+        return 1 + self.lost_s * len(self.held_up_s) / (num_steps * statistics.median(self.apart_s))
 
 
 def run_figures(records: Sequence[MetricsRecord], *, first: int, last: int) -> RunFigures:
@@ -100,54 +110,44 @@ def _write_s(checkpoint: CheckpointRecord) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of one kind with runs without checkpoints, round by round.
+    """Runs of one kind, one a round, and what they are beside those without checkpoints. A median of nothing is None.
 
     Attributes:
         num_checkpoints: of all runs.
-        first_held_up_s: median of the runs' first checkpoints; None for runs without any.
-        held_up_s: median of the others; None likewise.
-        write_s: how long they took to write: median; None likewise.
+        first_held_up_s: median of the runs' first checkpoints.
+        held_up_s: median of the others.
+        write_s: how long they took to write: median.
+        beside_ratio: median of the runs'.
+        lost_s: median of the runs'.
+        own_ratios: the runs' own, where there is one.
         time_ratios: of each round, time over that without checkpoints.
-        time_ratio: their median.
-        own_ratios: of each round, the runs' ``own_ratio``, where there is one.
-        own_ratio: their median; None without any.
-        lost_s: what one checkpoint costs in time by the difference to runs without: median over the rounds; None without checkpoints.
-        beside_ratio: median step during a write over the median of the other steps of the same runs; None without either of them.
     """
 
     num_checkpoints: int
     first_held_up_s: float | None
     held_up_s: float | None
     write_s: float | None
-    time_ratios: list[float]
-    time_ratio: float
-    own_ratios: list[float]
-    own_ratio: float | None
-    lost_s: float | None
     beside_ratio: float | None
+    lost_s: float | None
+    own_ratios: list[float]
+    time_ratios: list[float]
 
 
 def compared(runs: Sequence[RunFigures], without: Sequence[RunFigures]) -> Comparison:
     """Compare runs with those without checkpoints of the same rounds, in the same order."""
-    ratios = [run.wall_s / other.wall_s for run, other in zip(runs, without, strict=True)]
-    own_ratios = [run.own_ratio for run in runs if run.own_ratio is not None]
-    lost_s = [(run.wall_s - other.wall_s) / len(run.held_up_s) for run, other in zip(runs, without, strict=True) if run.held_up_s]
-    beside_s = median_of([s for run in runs for s in run.beside_s])
-    apart_s = median_of([s for run in runs for s in run.apart_s])
     return Comparison(
         num_checkpoints=sum(len(run.held_up_s) for run in runs),
-        first_held_up_s=median_of([run.first_held_up_s for run in runs if run.first_held_up_s is not None]),
-        held_up_s=median_of([s for run in runs for s in run.held_up_s]),
-        write_s=median_of([s for run in runs for s in run.write_s]),
-        time_ratios=ratios,
-        time_ratio=statistics.median(ratios),
-        own_ratios=own_ratios,
-        own_ratio=median_of(own_ratios),
-        lost_s=median_of(lost_s),
-        beside_ratio=None if beside_s is None or apart_s is None else beside_s / apart_s,
+        first_held_up_s=median_of(run.first_held_up_s for run in runs),
+        held_up_s=median_of(s for run in runs for s in run.held_up_s),
+        write_s=median_of(s for run in runs for s in run.write_s),
+        beside_ratio=median_of(run.beside_ratio for run in runs),
+        lost_s=median_of(run.lost_s for run in runs),
+        own_ratios=[run.own_ratio for run in runs if run.own_ratio is not None],
+        time_ratios=[run.wall_s / other.wall_s for run, other in zip(runs, without, strict=True)],
     )
 
 
-def median_of(values: list[float]) -> float | None:
-    """None of nothing."""
-    return statistics.median(values) if values else None
+def median_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; None of nothing."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.checkpoint_figures import RunFigures, compared, run_figures
 
@@ -69,6 +71,8 @@ def test_a_run_that_is_written_beside_its_steps() -> None:
     assert run.held_up_s == [COPY_S] * 2
     assert run.write_s == [WRITE_S] * 2
     assert run.num_waited == 0
+    assert run.beside_ratio == pytest.approx(SLOWED_S / STEP_S)
+    assert run.lost_s == pytest.approx(COPY_S + 2 * (SLOWED_S - STEP_S))
     assert run.own_ratio == pytest.approx((4 * STEP_S + 4 * SLOWED_S + 2 * COPY_S) / (8 * STEP_S))
 
 
@@ -85,6 +89,8 @@ def test_a_run_that_waits_for_its_checkpoints() -> None:
     assert (run.beside_s, run.apart_s) == ([], [STEP_S] * 8)
     assert run.held_up_s == [WRITE_S] * 2
     assert run.num_waited == 2
+    assert run.beside_ratio is None
+    assert run.lost_s == pytest.approx(WRITE_S)
     assert run.own_ratio == pytest.approx((8 * STEP_S + 2 * WRITE_S) / (8 * STEP_S))
 
 
@@ -92,19 +98,25 @@ def test_the_last_checkpoint_of_a_run_is_not_counted() -> None:
     run = figures(without())
     assert run.wall_s == pytest.approx(8 * STEP_S)
     assert (run.first_held_up_s, run.held_up_s, run.write_s) == (None, [], [])
-    assert run.own_ratio == 1.0
+    assert (run.lost_s, run.own_ratio) == (None, None)
     assert run.checkpoint_bytes == 1200
+
+
+def test_a_run_whose_steps_are_all_beside_a_write_says_nothing_about_others() -> None:
+    records = [
+        record.model_copy(update={"write_seconds": 5.5}) if isinstance(record, CheckpointRecord) else record for record in written_beside()
+    ]
+    run = figures(records)
+    assert (run.apart_s, run.beside_ratio, run.lost_s, run.own_ratio) == ([], None, None, None)
 
 
 def test_rounds_are_compared_one_by_one() -> None:
     """The second round's machine is half as fast, and both rounds lose the same share."""
-    fast, slow = figures(waited_for()), figures(waited_for())
-    slow = RunFigures(**{**vars(slow), "wall_s": 2 * slow.wall_s})
-    plain = figures(without())
-    comparison = compared([fast, slow], [plain, RunFigures(**{**vars(plain), "wall_s": 2 * plain.wall_s})])
+    waited, plain = figures(waited_for()), figures(without())
+    comparison = compared([waited, replace(waited, wall_s=2 * waited.wall_s)], [plain, replace(plain, wall_s=2 * plain.wall_s)])
     assert comparison.time_ratios == pytest.approx([13 / 8, 13 / 8])
-    assert comparison.time_ratio == pytest.approx(13 / 8)
-    assert comparison.lost_s == pytest.approx((WRITE_S + 2 * WRITE_S) / 2)  # the median of the rounds
+    assert comparison.own_ratios == pytest.approx([13 / 8, 13 / 8])
+    assert comparison.lost_s == pytest.approx(WRITE_S)
     assert comparison.num_checkpoints == 4
     assert comparison.beside_ratio is None
 
@@ -112,4 +124,5 @@ def test_rounds_are_compared_one_by_one() -> None:
 def test_runs_without_checkpoints_lose_nothing() -> None:
     plain = figures(without())
     comparison = compared([plain], [plain])
-    assert (comparison.time_ratio, comparison.own_ratio, comparison.lost_s, comparison.held_up_s) == (1.0, 1.0, None, None)
+    assert comparison.time_ratios == [1.0]
+    assert (comparison.own_ratios, comparison.lost_s, comparison.held_up_s, comparison.first_held_up_s) == ([], None, None, None)
