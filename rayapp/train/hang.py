@@ -13,6 +13,7 @@ SILENT_S = 10.0
 def hung_ranks(views: Mapping[int, RankView], hang_timeout_s: float) -> dict[int, str]:
     """The ranks that hold the group up, and why; empty while it makes progress.
 
+    As long as one rank makes progress the others wait for it, however long: for the end of its upload, say.
     Where ranks have gone silent, those are to blame: the others wait for them. Otherwise those that have entered fewer
     collectives than the rest; otherwise those outside of any; otherwise all, for they wait for each other.
 
@@ -21,14 +22,14 @@ def hung_ranks(views: Mapping[int, RankView], hang_timeout_s: float) -> dict[int
         hang_timeout_s: seconds without progress that are a hang.
     """
     watched = {rank: view for rank, view in views.items() if not view.has_left}
-    if not any(view.unchanged_s >= hang_timeout_s for view in watched.values()):
+    unchanged_s = [view.unchanged_s for view in watched.values()]
+    if not unchanged_s or max(unchanged_s) < hang_timeout_s or min(unchanged_s) < hang_timeout_s / 2:
         return {}
     silent = [rank for rank, view in watched.items() if view.silent_s >= min(SILENT_S, hang_timeout_s)]
     if silent:
         return {rank: _of_silent(watched[rank], _waiting(watched, silent)) for rank in silent}
-    stuck = {rank: view for rank, view in watched.items() if view.unchanged_s >= hang_timeout_s / 2}
-    behind = _behind(stuck)
-    return {rank: _of_stuck(stuck[rank], _waiting(stuck, behind)) for rank in behind}
+    behind = _behind(watched)
+    return {rank: _of_stuck(watched[rank], _waiting(watched, behind)) for rank in behind}
 
 
 def _behind(stuck: Mapping[int, RankView]) -> list[int]:

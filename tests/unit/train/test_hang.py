@@ -29,6 +29,10 @@ def test_a_group_that_makes_progress_is_left_alone() -> None:
     assert hung_ranks({}, 60.0) == {}
 
 
+def test_ranks_that_wait_for_one_that_makes_progress_are_left_alone() -> None:
+    assert hung_ranks({0: view(0, **WAITS), 1: view(1, unchanged_s=2.0), 2: view(2, **WAITS)}, 60.0) == {}
+
+
 def test_a_silent_rank_is_to_blame_for_those_that_wait() -> None:
     hung = hung_ranks({0: view(0, **WAITS), 1: view(1, silent_s=62.0, unchanged_s=62.0), 2: view(2, **WAITS)}, 60.0)
     assert list(hung) == [1]
