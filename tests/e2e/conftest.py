@@ -79,10 +79,14 @@ def run_file(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(head: Head, run_file: Path) -> Runs:
-    """Starts runs on the cluster."""
-    prepared = PrepareDocument.model_validate(head.commands.document("prepare", str(run_file)))
-    return Runs(head, run_file, Path(prepared.data_dir).parents[1])
+def runs(head: Head, run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Starts runs on the cluster, in a storage of their own."""
+    folder = tmp_path_factory.mktemp("family")
+    tree = yaml.safe_load(run_file.read_text())
+    own = folder / "tiny.yaml"
+    own.write_text(yaml.safe_dump({**tree, "storage": {"path": str(folder / "storage")}}, sort_keys=False))
+    prepared = PrepareDocument.model_validate(head.commands.document("prepare", str(own)))
+    return Runs(head, own, Path(prepared.data_dir).parents[1])
 
 
 @pytest.fixture(scope="session")

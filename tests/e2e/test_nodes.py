@@ -45,10 +45,10 @@ def lose_node_of(worker: psutil.Process) -> None:
 
 
 def test_a_run_goes_on_where_there_is_room_and_says_what_it_lacks_where_there_is_none(
-    head_alone: Head, nodes: list[subprocess.Popen[bytes]], runs: Runs, whole: Ended, run_file: Path
+    head_alone: Head, nodes: list[subprocess.Popen[bytes]], runs: Runs, whole: Ended
 ) -> None:
-    assert PrepareDocument.model_validate(head_alone.commands.document("prepare", str(run_file))).reused
-    here = Runs(head_alone, run_file, runs.storage)
+    assert PrepareDocument.model_validate(head_alone.commands.document("prepare", str(runs.run_file))).reused
+    here = Runs(head_alone, runs.run_file, runs.storage)
     with training(head_alone.commands, *here.arguments("nodes", f"train.start_timeout_s={START_TIMEOUT_S}")) as process:
         wait_for_step(process, here.run_dir("nodes"), 10)
         first, *_ = workers(head_alone.commands)

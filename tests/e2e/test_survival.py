@@ -66,3 +66,14 @@ def test_a_hang_ends_the_run_in_time_where_no_restart_is_left(runs: Runs) -> Non
     assert "has not been heard of for" in error["problems"][0]
     assert "train.max_failures=0 is used up" in error["problems"][0]
     assert_nothing_is_left(runs.head)
+
+
+def test_a_run_that_its_workers_refuse_to_go_on_with_ends_with_their_reason_and_no_restart(runs: Runs) -> None:
+    ended = runs.train("diverged", "optim.learning_rate=1.0e+30", "train.max_skipped_steps=3")
+    assert ended.returncode == 1
+    error = json.loads(ended.stdout)
+    assert error["error"] == "NonFiniteError"
+    assert "3 steps in a row up to step" in error["problems"][0]
+    assert "train.max_skipped_steps=3" in error["problems"][0]
+    assert "restart" not in ended.stderr
+    assert_nothing_is_left(runs.head)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from support.s3 import Proxy
-from support.snapshots import FileSnapshot
+from support.snapshots import FileSnapshot, saved
 
 from rayapp.checkpoint.checkpoints import checkpoint_at, complete_checkpoints, newest_intact
 from rayapp.checkpoint.progress import Progress
@@ -29,13 +29,13 @@ def progress(step: int) -> Progress:
 
 
 def test_checkpoints_outlive_outages(proxy: Proxy, proxied_uri: str, root_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    store = CheckpointStore(open_location(proxied_uri) / "checkpoints", keep_last=2, keep_best=0)
+    store = CheckpointStore(open_location(proxied_uri) / "checkpoints", keep_last=2, keep_best=0, check_owner=lambda: None)
     contents = {step: os.urandom(2**20) for step in (1, 2, 3)}
     for step, content in contents.items():
         if step == 2:
             proxy.refuse()
             threading.Timer(4, proxy.listen).start()
-        store.save(progress(step), FileSnapshot({"rank-0": content, "state.json": b"{}"}))
+        saved(store, progress(step), FileSnapshot({"rank-0": content, "state.json": b"{}"}))
     assert "it is tried again in" in caplog.text
     folder = open_location(root_uri) / "checkpoints"
     assert [checkpoint.step for checkpoint in complete_checkpoints(folder)] == [2, 3]

@@ -177,8 +177,8 @@ def test_a_server_that_is_away_for_too_long(proxy: Proxy, proxied_uri: str) -> N
     root = open_location(proxied_uri, retry_s=3)
     proxy.refuse()
     for action in ((root / "x").read_bytes, lambda: (root / "x").write_text("x"), root.exists):
-        sentence = r"^storage s3://.*runs.* cannot be .*: .*Could not connect.* \(tried \d+ times in [345] s\); mend the storage, or raise"
-        assert 3 <= seconds_of(action, sentence) < 6
+        sentence = r"^storage s3://.*runs.* cannot be .*: .*Could not connect.* \(tried \d+ times in \d+ s\); mend the storage, or raise"
+        assert 3 <= seconds_of(action, sentence) < 15  # the first try and the last, each with the SDK's own, besides the time between
 
 
 def test_a_server_that_never_answers(proxy: Proxy, proxied_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +187,8 @@ def test_a_server_that_never_answers(proxy: Proxy, proxied_uri: str, monkeypatch
     proxy.fault = lambda _: "hang"
     for location in (root, pickle.loads(pickle.dumps(root))):
         proxy.requests.clear()
-        assert 3 <= seconds_of(location.exists, r"cannot be looked up: .*Timeout was reached") < 9
-        assert len(proxy.requests) == 3
+        assert 6 <= seconds_of(location.exists, r"cannot be looked up: .*Timeout was reached") < 18
+        assert len(proxy.requests) == 6, "two tries of three requests each"
 
 
 # refusals
