@@ -21,7 +21,7 @@ from support.interference import training, wait_for_step, workers
 from rayapp.documents import PrepareDocument
 
 NUM_NODES = 3
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
