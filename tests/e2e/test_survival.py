@@ -75,5 +75,5 @@ def test_a_run_that_its_workers_refuse_to_go_on_with_ends_with_their_reason_and_
     assert error["error"] == "NonFiniteError"
     assert "3 steps in a row up to step" in error["problems"][0]
     assert "train.max_skipped_steps=3" in error["problems"][0]
-    assert "restart" not in ended.stderr
+    assert "restart 1 of" not in ended.stderr
     assert_nothing_is_left(runs.head)
