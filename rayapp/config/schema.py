@@ -282,9 +282,9 @@ class TrainSection(Section):
     start_timeout_s: PositiveFloat = 600.0
     """Seconds to wait until all workers are placed, at the start and after a failure."""
 
-    hang_timeout_s: PositiveFloat = 900.0
-    """Seconds without progress of a rank after which the worker group is ended and started again. More than the longest step,
-    validation or start of the model."""
+    hang_timeout_s: Annotated[float, Field(ge=10, allow_inf_nan=False, strict=True)] = 900.0
+    """Seconds without progress of any rank after which the one that holds the others up is ended and the group started again. More than
+    the longest step, validation, start of the model, and outage of the storage (`storage.retry_s`)."""
 
     loss_chunk_tokens: PositiveInt = 1024
     """Positions whose logits are held at once while the loss is computed."""

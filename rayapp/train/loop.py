@@ -33,7 +33,7 @@ from rayapp.report.quantity import format_bytes
 from rayapp.train.lifeline import Lifeline
 from rayapp.train.schedule import learning_rate
 from rayapp.train.spikes import is_spike, spike_limit, with_loss
-from rayapp.train.status import GroupStatus, RankStatus, exchange
+from rayapp.train.status import Status, exchange
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +176,9 @@ class TrainLoop:
             if self._has_stopped:
                 return
 
-    def _own_status(self) -> RankStatus:
+    def _own_status(self) -> Status:
         sample = self._memory.sample()
-        return RankStatus(
+        return Status(
             memory_bytes=sample.used_bytes,
             peak_memory_bytes=sample.peak_bytes,
             save_is_due=self._interval.is_due(self._progress.step),
@@ -216,7 +216,7 @@ class TrainLoop:
             }
         )
 
-    def _validate_and_save(self, status: GroupStatus) -> None:
+    def _validate_and_save(self, status: Status) -> None:
         step, train = self._progress.step, self._train
         is_last = step == train.num_steps
         self._has_stopped = status.stop_requested and not is_last
@@ -235,7 +235,7 @@ class TrainLoop:
             self._lifeline.mark("checkpoint", 0)
             self._save(wait=True)
 
-    def _save_what_is_due(self, status: GroupStatus, *, must: bool) -> None:
+    def _save_what_is_due(self, status: Status, *, must: bool) -> None:
         if must or status.save_has_failed:
             self._saved(self._store.finish(self._mark_saving))
         else:
@@ -328,7 +328,7 @@ class TrainLoop:
             )
         )
 
-    def _record(self, output: StepOutput, rate: float, share: float | None, status: GroupStatus, timing: StepTiming) -> None:
+    def _record(self, output: StepOutput, rate: float, share: float | None, status: Status, timing: StepTiming) -> None:
         self._peak_bytes = status.peak_memory_bytes
         done = self._progress.step - self._first_step
         self._average_bytes += (status.memory_bytes - self._average_bytes) // done

@@ -9,21 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.damage import flip, truncate
 from support.family import INTERVAL_STEPS, NUM_STEPS, Ended, Runs, assert_nothing_is_left, assert_same_end
 from support.interference import training
-
-STATE_BYTES_PER_WEIGHT = 12
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "flipped": (flip, "has other content than was written (SHA-256 differs)"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from pyarrow import fs
+from support.damage import flip, truncate
 from support.snapshots import FileSnapshot, saved
 
 from rayapp.checkpoint import retention
@@ -114,16 +115,6 @@ def test_what_unfinished_saves_left_of_other_steps_is_cleared_by_the_next_save(f
     save(folder, 3)
     assert not half.exists()
     assert steps_on_disk(folder) == [1, 3]
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 DAMAGE = {
