@@ -18,10 +18,11 @@ def closing(run_dir: str, commands: Sequence[str]) -> Group:
         run_dir: the run's folder.
         commands: to try next, each a line.
     """
+    folder, mark, options = run_dir.partition("?")  # a URI's options stand behind its path
     places = {
-        "model": f"{run_dir}/model",
-        "report": f"{run_dir}/report.html",
-        "metrics": f"{run_dir}/metrics.jsonl",
+        "model": f"{folder}/model{mark}{options}",
+        "report": f"{folder}/report.html{mark}{options}",
+        "metrics": f"{folder}/metrics.jsonl{mark}{options}",
         "TensorBoard": f"tensorboard --logdir {shlex.quote(run_dir)}",
     }
     lines = [f"{label:<12} {place}" for label, place in places.items()]

@@ -52,7 +52,7 @@ def _show(document: TrainDocument, file: str, overrides: Sequence[str]) -> Group
 
 def commands_to_try(document: TrainDocument, file: str, overrides: Sequence[str]) -> list[str]:
     """Complete a prompt, train on, export elsewhere: with the same overrides, so that each finds the run."""
-    run_id = PurePosixPath(document.run_dir).name
+    run_id = PurePosixPath(document.run_dir.partition("?")[0]).name
     return [
         generate_command(file, overrides),
         resume_command(file, overrides, run_id, 2 * document.steps),
